@@ -1,0 +1,1 @@
+"""Projections to rows, rotary, and the score paths: the attention layer."""

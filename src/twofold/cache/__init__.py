@@ -1,0 +1,1 @@
+"""The row cache: what a decoder keeps per token, stored once."""

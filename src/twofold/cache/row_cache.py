@@ -1,0 +1,60 @@
+"""`RowCache`: one `RowLayer` per decoder layer. What `generate()` on a Twofold model ends up with."""
+
+from __future__ import annotations
+
+from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
+
+from twofold.cache.layer import RowLayer
+from twofold.variants.layout import RowLayout
+
+
+class RowCache(Cache):
+    """Rows of all layers.
+
+    `layers`: how many; `layout` and `kv_heads`: the row of each; `capacity`: tokens to allocate at once, None to
+    grow. `offloading` keeps the rows on the CPU between uses (needs an accelerator, as in transformers).
+    """
+
+    def __init__(
+        self, layers: int, layout: RowLayout, kv_heads: int, capacity: int | None = None, offloading: bool = False
+    ) -> None:
+        if capacity is not None and capacity < 1:
+            raise ValueError(f"a cache needs a capacity of at least 1 token, not {capacity}")
+        super().__init__(layers=_row_layers(layers, layout, kv_heads, capacity), offloading=offloading)
+
+    @property
+    def bytes_used(self) -> int:
+        """Bytes of all rows in use."""
+        return sum(layer.bytes_used for layer in self.layers)
+
+    @property
+    def bytes_reserved(self) -> int:
+        """Bytes of the storages behind them, each counted once."""
+        return sum({layer.storage_id: layer.bytes_reserved for layer in self.layers}.values())
+
+
+def adopt(cache: Cache, layers: int, layout: RowLayout, kv_heads: int) -> Cache:
+    """Make a cache that transformers or a user made store rows; returns it.
+
+    The empty layers of a `DynamicCache` or `StaticCache` are swapped for `RowLayer`s, with the static cache's length
+    as capacity. Raises ValueError for a cache that already holds keys and values, or whose layers do more than keep
+    them (quantised, sliding).
+    """
+    if cache.layers and all(isinstance(layer, RowLayer) for layer in cache.layers):
+        return cache
+    replaceable = cache.layer_class_to_replicate in (None, DynamicLayer) and all(
+        type(layer) in (DynamicLayer, StaticLayer) and not layer.is_initialized for layer in cache.layers
+    )
+    if not replaceable:
+        raise ValueError(
+            f"a Twofold model caches rows, and this {type(cache).__name__} cannot be made to: it must be an empty "
+            "DynamicCache, an empty StaticCache or a RowCache. Leave `cache` out to get the right one"
+        )
+    capacities = {layer.max_cache_len for layer in cache.layers if isinstance(layer, StaticLayer)}
+    cache.layers = _row_layers(layers, layout, kv_heads, capacities.pop() if capacities else None)
+    cache.layer_class_to_replicate = None
+    return cache
+
+
+def _row_layers(layers: int, layout: RowLayout, kv_heads: int, capacity: int | None) -> list[RowLayer]:
+    return [RowLayer(layout, kv_heads, capacity) for _ in range(layers)]

@@ -1,0 +1,1 @@
+"""Architectures, presets and the causal decoder, as Hugging Face models."""

@@ -1,0 +1,79 @@
+"""The Hugging Face configuration: `Architecture` under transformers' names, as `config.json` stores it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+from twofold.models.architecture import FIELDS, Architecture
+
+CONFIG_NAMES = {
+    "layers": "num_hidden_layers",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "mlp": "intermediate_size",
+    "vocab": "vocab_size",
+    "positions": "max_position_embeddings",
+    "tied": "tie_word_embeddings",
+    "rotary_base": "rope_theta",
+    "norm_epsilon": "norm_eps",
+}
+"""Fields of `Architecture` that transformers calls otherwise."""
+
+
+@strict
+class TwofoldConfig(PreTrainedConfig):
+    """Configuration of `TwofoldForCausalLM`; fields as in `Architecture`, checked by it.
+
+    `variant` is the notation (`K=V GQA-4`); `fused_projections` stacks the projection matrices into one, with equal
+    outputs. `head_dim` and `rotary` may be left at 0 and "" for the usual choice.
+    """
+
+    model_type = "twofold"
+    keys_to_ignore_at_inference = ("cache",)
+
+    variant: str = "QKV"
+    block: str = "modern"
+    rotary: str = ""
+    num_hidden_layers: int = 4
+    hidden_size: int = 128
+    num_attention_heads: int = 4
+    head_dim: int = 0
+    intermediate_size: int = 344
+    vocab_size: int = 257
+    max_position_embeddings: int = 2_048
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+    dropout: float = 0.0
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+    fused_projections: bool = False
+    use_cache: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        architecture = self.architecture
+        self.variant = str(architecture.variant)
+        self.head_dim = architecture.head_dim
+        self.rotary = architecture.rotary
+        super().__post_init__(**kwargs)
+
+    @property
+    def architecture(self) -> Architecture:
+        """The sizes and choices, checked."""
+        return Architecture(**{name: getattr(self, CONFIG_NAMES.get(name, name)) for name in FIELDS})
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Key/value heads G, which follow from the variant."""
+        return self.architecture.kv_heads
+
+    @classmethod
+    def from_architecture(cls, architecture: Architecture, **others: Any) -> TwofoldConfig:
+        """The configuration of a decoder with these sizes; `others` are fields of the configuration alone."""
+        values = {CONFIG_NAMES.get(name, name): getattr(architecture, name) for name in FIELDS}
+        return cls(**{**values, "variant": str(architecture.variant), **others})

@@ -1,0 +1,214 @@
+"""The causal decoder, an ordinary Hugging Face model whose cache is rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple
+from transformers.utils.output_capturing import capture_outputs
+
+from twofold.attention.layer import Attention
+from twofold.attention.rotary import Rotation, rotation
+from twofold.cache.row_cache import RowCache, adopt
+from twofold.models.blocks import DecoderBlock, norm
+from twofold.models.configuration import TwofoldConfig
+
+
+class TwofoldPreTrainedModel(PreTrainedModel):
+    """What transformers needs to know of every Twofold model."""
+
+    config_class = TwofoldConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ("DecoderBlock",)
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_record_outputs = {"hidden_states": DecoderBlock, "attentions": Attention}  # noqa: RUF012 (read-only there)
+
+
+class TwofoldModel(TwofoldPreTrainedModel):
+    """Embeddings, blocks and the last norm."""
+
+    def __init__(self, config: TwofoldConfig) -> None:
+        super().__init__(config)
+        sizes = config.architecture
+        self.embed_tokens = nn.Embedding(sizes.vocab, sizes.width)
+        self.embed_positions = nn.Embedding(sizes.positions, sizes.width) if sizes.learned_positions else None
+        self.layers = nn.ModuleList(DecoderBlock(config, index) for index in range(sizes.layers))
+        self.norm = norm(sizes)
+        self.post_init()
+
+    def new_cache(self, capacity: int | None = None, offloading: bool = False) -> RowCache:
+        """An empty row cache for this model; `capacity` in tokens allocates it at once."""
+        sizes = self.config.architecture
+        return RowCache(sizes.layers, sizes.row_layout, sizes.kv_heads, capacity, offloading)
+
+    def adopt(self, cache: Cache) -> Cache:
+        """`cache` made to store this model's rows, see `cache.row_cache.adopt`."""
+        sizes = self.config.architecture
+        return adopt(cache, sizes.layers, sizes.row_layout, sizes.kv_heads)
+
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Token ids [B, T] (or embeddings [B, T, M]) to hidden states [B, T, M].
+
+        `attention_mask` [B, S] covers cached and new positions, 0 for padding. `position_ids` [B, T]; by default they
+        count the tokens that are not padding, so that a padded sequence gives what it gives alone. With `use_cache`
+        (the default outside training) the result carries a row cache.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        x_BTM = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
+        if cache is not None:
+            cache = self.adopt(cache)
+        elif use_cache:
+            cache = self.new_cache()
+        cached = 0 if cache is None else cache.get_seq_length()
+        if position_ids is None:
+            position_ids = _positions(x_BTM, attention_mask, cached)
+        if self.embed_positions is not None:
+            x_BTM = x_BTM + self._embedded_positions(position_ids, cached)
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=x_BTM,
+            attention_mask=attention_mask,
+            cache=cache,
+            position_ids=position_ids,
+        )
+        by = self._rotation(position_ids, x_BTM.dtype)
+        for layer in self.layers:
+            x_BTM = layer(x_BTM, by, mask, cache, **kwargs)
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(x_BTM), cache=cache)
+
+    def _rotation(self, positions_BT: Tensor, dtype: torch.dtype) -> Rotation | None:
+        sizes = self.config.architecture
+        if sizes.learned_positions:
+            return None
+        return rotation(positions_BT, sizes.head_dim, sizes.rotary_base, dtype)
+
+    def _embedded_positions(self, positions_BT: Tensor, cached: int) -> Tensor:
+        assert self.embed_positions is not None
+        limit = self.embed_positions.num_embeddings
+        if cached + positions_BT.shape[1] > limit and int(positions_BT.max()) >= limit:
+            raise ValueError(
+                f"position {int(positions_BT.max())} is past the {limit} learned positions of this model: shorten the "
+                "text, or train a model with rotary positions"
+            )
+        return self.embed_positions(positions_BT)
+
+
+class TwofoldForCausalLM(TwofoldPreTrainedModel, GenerationMixin):
+    """The decoder with its language-modelling head; `generate()` works as on any Hugging Face model."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012 (read-only there)
+
+    def __init__(self, config: TwofoldConfig) -> None:
+        super().__init__(config)
+        self.model = TwofoldModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """As `TwofoldModel.forward`, with logits [B, T, V] and, where `labels` or `shift_labels` are given, the loss.
+
+        `labels` [B, T] are shifted here, as usual; `shift_labels` [B, T] already are the next tokens. Positions
+        labelled −100 do not count. `logits_to_keep`: the last n positions, or the given ones; 0 for all.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            cache=cache,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits_BTV = self.lm_head(outputs.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None or kwargs.get("shift_labels") is not None:
+            loss = self.loss_function(logits=logits_BTV, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits_BTV,
+            cache=outputs.cache,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        is_first_iteration: bool | None = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Transformers' hook before each step; refuses a prompt that is padded on the right."""
+        padded = attention_mask is not None and attention_mask.ndim == 2 and not bool(attention_mask[:, -1].all())
+        if is_first_iteration and padded:
+            raise ValueError(
+                "generate() continues after the last position, and there a sequence of this batch has padding: pad on "
+                "the left (tokenizer.padding_side = 'left')"
+            )
+        return super().prepare_inputs_for_generation(
+            input_ids, attention_mask=attention_mask, is_first_iteration=is_first_iteration, **kwargs
+        )
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> None:
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        cache = model_kwargs.get("cache")
+        if isinstance(cache, DynamicCache) and not getattr(cache, "_is_user_defined", False):
+            model_kwargs["cache"] = self.model.new_cache(offloading=cache.offloading)
+        elif cache is not None:
+            model_kwargs["cache"] = self.model.adopt(cache)
+
+
+def _positions(x_BTM: Tensor, attention_mask: Tensor | None, cached: int) -> Tensor:
+    new = x_BTM.shape[1]
+    if attention_mask is None or attention_mask.ndim != 2:
+        return torch.arange(cached, cached + new, device=x_BTM.device)[None]
+    if attention_mask.shape[1] != cached + new:
+        raise ValueError(
+            f"attention_mask covers {attention_mask.shape[1]} positions, and there are {cached} cached and {new} new "
+            "ones: it must cover both"
+        )
+    return (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -new:]
+
+
+# Importing this module is what makes the Auto classes know the models; `import twofold` sees to it.
+AutoConfig.register(TwofoldConfig.model_type, TwofoldConfig)
+AutoModel.register(TwofoldConfig, TwofoldModel)
+AutoModelForCausalLM.register(TwofoldConfig, TwofoldForCausalLM)

@@ -1,0 +1,1 @@
+"""What is shared: notation, `Variant` and `RowLayout`. Pure arithmetic, no torch."""
