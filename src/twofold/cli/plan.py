@@ -1,0 +1,165 @@
+"""`twofold plan`: parameters, compute and cache of a model, by arithmetic, before anything is trained."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from twofold.analysis import costs
+from twofold.cli.output import print_json, show, table
+from twofold.cli.quantities import mib, parse_bytes
+from twofold.models.architecture import BLOCKS, ROTARY, Architecture
+from twofold.models.presets import PRESETS, architecture
+from twofold.variants.layout import ITEM_BYTES
+
+EXAMPLES = """[bold]Examples[/bold]
+  twofold plan --preset 300M --variant "K=V GQA-4" --context 32768
+  twofold plan --preset 1.2B --variant QKV --variant K=V --variant MQA
+  twofold plan --preset 1.2B --variant "K=V MQA" --memory 24GiB --batch 32
+  twofold plan --layers 12 --width 768 --heads 12 --mlp 3072 --json"""
+
+_SIZES = "Sizes (default: the preset's)"
+
+
+def plan(
+    preset: Annotated[str, typer.Option(help=f"Named sizes: {', '.join(PRESETS)}.")] = "300M",
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(help='Variant, such as "K=V GQA-4"; give it again to compare.', show_default="QKV"),
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens cached per sequence.", show_default="the model's positions")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="Tokens of one forward pass.", show_default="the model's positions")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help=f"Of weights and cache: {', '.join(ITEM_BYTES)}.")] = "bfloat16",
+    batch: Annotated[int, typer.Option(help="Sequences held at once.")] = 1,
+    memory: Annotated[
+        str | None, typer.Option(help="Such as 24GiB: how many sequences fit beside the weights?", show_default=False)
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON: an object, or a list where several variants are given.")
+    ] = False,
+    layers: Annotated[int | None, typer.Option(rich_help_panel=_SIZES)] = None,
+    width: Annotated[int | None, typer.Option(help="Of the residual stream.", rich_help_panel=_SIZES)] = None,
+    heads: Annotated[int | None, typer.Option(help="Query heads.", rich_help_panel=_SIZES)] = None,
+    head_dim: Annotated[
+        int | None, typer.Option(help="Dims of a head.", show_default="width / heads", rich_help_panel=_SIZES)
+    ] = None,
+    mlp: Annotated[int | None, typer.Option(help="Width inside the MLP.", rich_help_panel=_SIZES)] = None,
+    vocab: Annotated[int | None, typer.Option(help="Entries of the vocabulary.", rich_help_panel=_SIZES)] = None,
+    positions: Annotated[int | None, typer.Option(help="Longest trained context.", rich_help_panel=_SIZES)] = None,
+    block: Annotated[str | None, typer.Option(help=" or ".join(BLOCKS) + ".", rich_help_panel=_SIZES)] = None,
+    rotary: Annotated[str | None, typer.Option(help=" or ".join(ROTARY) + ".", rich_help_panel=_SIZES)] = None,
+    tied: Annotated[
+        bool | None,
+        typer.Option("--tied/--untied", help="Share embedding and head.", show_default=False, rich_help_panel=_SIZES),
+    ] = None,
+) -> None:
+    """Parameters, multiply-accumulates and cache bytes of a model, without building it."""
+    sizes = {
+        "layers": layers,
+        "width": width,
+        "heads": heads,
+        "head_dim": head_dim,
+        "mlp": mlp,
+        "vocab": vocab,
+        "positions": positions,
+        "block": block,
+        "rotary": rotary,
+        "tied": tied,
+    }
+    available = None if memory is None else parse_bytes(memory)
+    models = [architecture(preset, variant=notation, **sizes) for notation in variant or ["QKV"]]
+    plans = [
+        costs.plan(model, context=context, tokens=tokens, dtype=dtype, batch=batch, memory=available)
+        for model in models
+    ]
+    if as_json:
+        print_json(plans[0].as_dict() if len(plans) == 1 else [one.as_dict() for one in plans])
+        return
+    notes = ["Counted are weights and caches; activations and the framework need room as well."] if memory else []
+    notes += ["Exact numbers: one variant alone, or --json."] if len(plans) > 1 else []
+    warnings = [Text(line, style="yellow") for line in _warnings(plans)]
+    shown = _single(plans[0]) if len(plans) == 1 else _comparison(plans)
+    show(_heading(models[0], dtype), "", shown, "", *notes, *warnings)
+
+
+def _heading(model: Architecture, dtype: str) -> str:
+    positions = "learned positions" if model.learned_positions else "rotary, trained"
+    return (
+        f"{model.layers} layers, width {model.width:,}, {model.heads} query heads of {model.head_dim}, "
+        f"MLP {model.mlp:,}, vocabulary {model.vocab:,},\n"
+        f"{model.block} block, {positions} to {model.positions:,}; weights and cache in {dtype}"
+    )
+
+
+def _single(plan: costs.Plan) -> Table:
+    """One plan from top to bottom, exact."""
+    shown = table()
+    shown.add_column(plan.variant, no_wrap=True)
+    shown.add_column("exact", justify="right", no_wrap=True)
+    shown.add_column("", justify="right", no_wrap=True)
+    shown.add_row("parameters", f"{plan.parameters:,}", f"{plan.parameters / 1e6:,.2f} M")
+    for part, count in plan.parameters_by_part.items():
+        if count:
+            shown.add_row(f"  {part}", f"{count:,}", f"{count / 1e6:,.2f} M")
+    shown.add_section()
+    shown.add_row(
+        f"multiply-accumulates, {plan.tokens:,} tokens", f"{plan.macs['total']:,}", f"{plan.macs['total'] / 1e9:,.2f} G"
+    )
+    for part in ("attention", "mlp", "head"):
+        shown.add_row(f"  {part}", f"{plan.macs[part]:,}", f"{plan.macs[part] / 1e9:,.2f} G")
+    shown.add_section()
+    _bytes_row(shown, "weights, bytes", plan.weight_bytes)
+    _bytes_row(shown, "cache, bytes per token", plan.cache_bytes_per_token)
+    _bytes_row(shown, f"  per sequence of {plan.context:,}", plan.cache_bytes)
+    _bytes_row(shown, f"  per batch of {plan.batch:,}", plan.cache_bytes_batch)
+    if plan.memory_bytes is not None:
+        shown.add_section()
+        _bytes_row(shown, "memory, bytes", plan.memory_bytes)
+        shown.add_row("  sequences that fit", f"{plan.sequences_that_fit:,}", "")
+    return shown
+
+
+def _bytes_row(shown: Table, name: str, number: int) -> None:
+    shown.add_row(name, f"{number:,}", f"{mib(number)} MiB")
+
+
+def _comparison(plans: list[costs.Plan]) -> Table:
+    """Several plans, one per line, rounded so that they fit 80 columns."""
+    first = plans[0]
+    columns = [
+        ("variant", [plan.variant for plan in plans]),
+        ("params\nM", [f"{plan.parameters / 1e6:,.2f}" for plan in plans]),
+        ("attn.\nM", [f"{plan.attention_parameters / 1e6:,.2f}" for plan in plans]),
+        (f"10⁹ MACs\nT={first.tokens}", [f"{plan.macs['total'] / 1e9:,.2f}" for plan in plans]),
+        ("bytes\n/token", [f"{plan.cache_bytes_per_token:,}" for plan in plans]),
+        (f"MiB\n/{first.context:,}", [mib(plan.cache_bytes) for plan in plans]),
+    ]
+    if first.batch > 1:
+        columns.append((f"MiB\n/batch {first.batch}", [mib(plan.cache_bytes_batch) for plan in plans]))
+    if first.memory_bytes is not None:
+        columns.append(("these\nfit", [f"{plan.sequences_that_fit:,}" for plan in plans]))
+    shown = table()
+    for number, (header, _) in enumerate(columns):
+        shown.add_column(header, justify="right" if number else "left", no_wrap=True)
+    for cells in zip(*(values for _, values in columns), strict=True):
+        shown.add_row(*cells)
+    return shown
+
+
+def _warnings(plans: list[costs.Plan]) -> list[str]:
+    """Each warning once, with the variants that it is about where it is not about all."""
+    about: dict[str, list[str]] = {}
+    for plan in plans:
+        for warning in plan.warnings:
+            about.setdefault(warning, []).append(plan.variant)
+    return [
+        f"warning: {text}" if len(names) == len(plans) else f"warning: {', '.join(names)}: {text}"
+        for text, names in about.items()
+    ]

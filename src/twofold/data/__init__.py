@@ -1,0 +1,1 @@
+"""Corpora, the byte tokenizer and packing."""

@@ -1,0 +1,1 @@
+"""Held-out loss, perplexity and bits per byte."""

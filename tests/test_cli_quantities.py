@@ -1,0 +1,49 @@
+"""Memory sizes as people write them, bytes and shares as people read them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twofold.cli.quantities import mib, parse_bytes, percent
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("24GiB", 24 * 2**30),
+        ("24GB", 24 * 10**9),
+        ("24 gib", 24 * 2**30),
+        ("512MiB", 512 * 2**20),
+        ("512mb", 512 * 10**6),
+        ("1.5TiB", 3 * 2**39),
+        ("1KiB", 1024),
+        ("0.1GB", 10**8),
+        ("1.001kB", 1001),
+        ("123", 123),
+        ("123B", 123),
+        ("1_000", 1000),
+        ("25,769,803,776", 24 * 2**30),
+    ],
+)
+def test_sizes_are_read_exactly(text, number):
+    assert parse_bytes(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "24G", "24g", "GiB", "-1GiB", "1e9", "24 Gi B", "nan", "24GiBs", "1.GiB"])
+def test_anything_else_is_refused_with_the_forms(text):
+    with pytest.raises(ValueError, match=r"write 24GiB .* 24GB .* plain number of bytes"):
+        parse_bytes(text)
+
+
+@given(st.integers(0, 2**60))
+def test_plain_bytes_and_thousands_separators_round_trip(number):
+    assert parse_bytes(str(number)) == parse_bytes(f"{number:,}") == number
+
+
+def test_mib_is_two_to_the_twenty():
+    assert [mib(n) for n in (2**20, 5632 * 2**20, 0)] == ["1.00", "5,632.00", "0.00"]
+    assert mib(10_240) == "0.00977"
+
+
+def test_percent_keeps_every_digit():
+    assert [percent(r) for r in (1.0, 0.5, 1 / 16, 1 / 32)] == ["100 %", "50 %", "6.25 %", "3.125 %"]
