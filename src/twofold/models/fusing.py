@@ -1,0 +1,50 @@
+"""Between separate projection matrices and one stacked matrix: exact, both ways."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from twofold.attention.projections import FUSED_NAME, MATRIX_NAMES, Projections
+from twofold.models.decoder import TwofoldForCausalLM
+
+
+def fuse(model: TwofoldForCausalLM) -> TwofoldForCausalLM:
+    """A copy of `model` whose projections are stacked into one matrix per layer; bit-equal weights."""
+    return _converted(model, fused=True)
+
+
+def separate(model: TwofoldForCausalLM) -> TwofoldForCausalLM:
+    """A copy of `model` with one matrix per distinct projection; the inverse of `fuse`."""
+    return _converted(model, fused=False)
+
+
+def _converted(model: TwofoldForCausalLM, fused: bool) -> TwofoldForCausalLM:
+    config = copy.deepcopy(model.config)
+    config.fused_projections = fused
+    state = dict(model.state_dict())
+    for name, module in model.named_modules():
+        if isinstance(module, Projections) and module.fused != fused:
+            (_stack if fused else _unstack)(state, name, module)
+    converted = TwofoldForCausalLM(config).to(model.device, model.dtype)
+    converted.load_state_dict(state)
+    return converted.train(model.training)
+
+
+def _stack(state: dict[str, Tensor], name: str, module: Projections) -> None:
+    for kind in _kinds(module):
+        parts = [state.pop(f"{name}.{MATRIX_NAMES[role]}.{kind}") for role in module.sizes]
+        state[f"{name}.{FUSED_NAME}.{kind}"] = torch.cat(parts)
+
+
+def _unstack(state: dict[str, Tensor], name: str, module: Projections) -> None:
+    for kind in _kinds(module):
+        parts = state.pop(f"{name}.{FUSED_NAME}.{kind}").split(list(module.sizes.values()))
+        for role, part in zip(module.sizes, parts, strict=True):
+            state[f"{name}.{MATRIX_NAMES[role]}.{kind}"] = part
+
+
+def _kinds(module: Projections) -> tuple[str, ...]:
+    return ("weight",) if module.o_proj.bias is None else ("weight", "bias")

@@ -1,0 +1,157 @@
+"""Execute one run of a study: train, evaluate, generate, record. The record is written last."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+from twofold.analysis.costs import measured_parameters
+from twofold.data.byte_tokens import END, byte_tokenizer, decode, encode
+from twofold.data.corpus import Corpus, Document, load_corpus
+from twofold.data.packing import PackedWindows
+from twofold.data.split import split
+from twofold.environment import environment
+from twofold.evaluation.bigram import bigram_bits_per_byte
+from twofold.evaluation.generation import Generation, generate
+from twofold.evaluation.heldout import evaluate
+from twofold.models.configuration import TwofoldConfig
+from twofold.models.decoder import TwofoldForCausalLM
+from twofold.models.initialise import initialise
+from twofold.study.plan import PlannedRun
+from twofold.study.record import RECORD_FILE, RunRecord, write_record
+from twofold.study.results import CorpusRecord
+from twofold.study.spec import StudySpec
+from twofold.training.metrics import Step
+from twofold.training.run import train
+
+MODEL_FOLDER = "model"
+CURVE_POINTS = 200
+
+
+class Watcher(Protocol):
+    """Whoever shows the progress of a run."""
+
+    def trained(self, step: Step) -> None:
+        """After every optimizer step."""
+
+    def evaluated(self, tokens: int, total: int) -> None:
+        """After every batch of held-out text."""
+
+
+@dataclass(frozen=True)
+class StudyData:
+    """A study's text, read once for all its runs."""
+
+    corpus: Corpus
+    windows: PackedWindows
+    training: tuple[Document, ...]
+    held_out: tuple[Document, ...]
+
+    @classmethod
+    def load(cls, spec: StudySpec) -> StudyData:
+        """Read, split and pack the study's text. Raises ValueError where there is too little of it."""
+        corpus = load_corpus(spec.data.source)
+        training, held_out = split(corpus, spec.data.held_out)
+        return cls(corpus, PackedWindows(training, spec.data.context), training, held_out)
+
+    def record(self) -> CorpusRecord:
+        """What the results say of the text."""
+        return CorpusRecord(
+            name=self.corpus.name,
+            sha256=self.corpus.sha256,
+            documents=len(self.corpus.documents),
+            bytes=self.corpus.bytes,
+            held_out_bytes=sum(len(document.content) for document in self.held_out),
+        )
+
+    def bigram(self) -> float:
+        """Bits per byte of a byte-bigram model of the training text: what every variant must beat."""
+        return bigram_bits_per_byte(self.training, self.held_out)
+
+
+def execute(run: PlannedRun, spec: StudySpec, data: StudyData, watcher: Watcher) -> RunRecord:
+    """Train the run's model and write its folder: metrics.jsonl, model/, and last of all record.json."""
+    started = time.perf_counter()
+    if run.folder.exists():
+        shutil.rmtree(run.folder)
+    config = TwofoldConfig.from_architecture(
+        spec.model.architecture(run.variant), bos_token_id=END, eos_token_id=END, pad_token_id=END
+    )
+    model = TwofoldForCausalLM(config)
+    initialise(model, run.seed)
+    steps = train(
+        model,
+        data.windows,
+        spec.training,
+        tokens=spec.tokens,
+        context=spec.data.context,
+        seed=run.seed,
+        folder=run.folder,
+        progress=watcher.trained,
+    )
+    evaluation = evaluate(model, data.held_out, spec.data.context, progress=watcher.evaluated)
+    prompt, generation = _sample(model, spec, data)
+    save_model(model, run.folder / MODEL_FOLDER)
+    record = RunRecord.model_validate(
+        {
+            "variant": run.variant,
+            "seed": run.seed,
+            "parameters": measured_parameters(model),
+            "validation": evaluation.as_dict(),
+            "documents": [asdict(document) for document in evaluation.documents],
+            "cache": {
+                "tokens": generation.cached_tokens,
+                "bytes_formula": generation.bytes_formula,
+                "bytes_used": generation.bytes_used,
+                "bytes_reserved": generation.bytes_reserved,
+                "bytes_per_token": generation.bytes_used / generation.cached_tokens,
+            },
+            "speed": {
+                "train_tokens_per_second": steps[-1].tokens_per_second,
+                "decode_tokens_per_second": generation.decode_tokens_per_second,
+                "wall_seconds": time.perf_counter() - started,
+            },
+            "environment": environment(),
+            "configuration": {**spec.comparable(), "model_config": config.to_diff_dict()},
+            "sample": {"prompt": _text(prompt), "text": _text(generation.token_ids)},
+            "curve": _curve(steps),
+        }
+    )
+    write_record(record, run.folder / RECORD_FILE)
+    return record
+
+
+def save_model(model: TwofoldForCausalLM, folder: Path) -> None:
+    """Save model and byte tokenizer, as Auto classes load them; the folder appears whole or not at all."""
+    unfinished = folder.with_name(f"{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    model.save_pretrained(unfinished)
+    byte_tokenizer().save_pretrained(unfinished)
+    shutil.rmtree(folder, ignore_errors=True)
+    unfinished.rename(folder)
+
+
+def _sample(model: TwofoldForCausalLM, spec: StudySpec, data: StudyData) -> tuple[list[int], Generation]:
+    """Continue the beginning of the first held-out document that is long enough (the longest where none is)."""
+    wanted = spec.sample.prompt
+    document = next((d for d in data.held_out if len(d.content) >= wanted), max(data.held_out, key=_length))
+    prompt = [END, *encode(document.content[:wanted]).tolist()]
+    return prompt, generate(model, prompt, new_tokens=spec.sample.tokens, stop_at_end=False)
+
+
+def _length(document: Document) -> int:
+    return len(document.content)
+
+
+def _text(token_ids: list[int]) -> str:
+    return decode(token_ids).decode("utf-8", errors="replace")
+
+
+def _curve(steps: list[Step]) -> list[dict[str, float]]:
+    """The training loss in at most `CURVE_POINTS` points, each the mean of the steps since the last."""
+    every = -(-len(steps) // CURVE_POINTS)
+    pieces = [steps[start : start + every] for start in range(0, len(steps), every)]
+    return [{"tokens": p[-1].tokens, "loss": sum(s.loss for s in p) / len(p)} for p in pieces]

@@ -1,0 +1,101 @@
+"""From a YAML file, or a built-in study's name, to a checked `StudySpec`; faults name their line."""
+
+from __future__ import annotations
+
+import difflib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from twofold.study.spec import PlacedError, StudySpec
+
+Place = tuple[int | str, ...]
+
+
+def builtin_studies() -> dict[str, str]:
+    """Name → YAML text of the studies that come with the package."""
+    folder = resources.files("twofold.study") / "builtin"
+    return {entry.name.removesuffix(".yaml"): entry.read_text() for entry in sorted(folder.iterdir(), key=str)}
+
+
+def load_study(file_or_name: str) -> StudySpec:
+    """Read a study file, or a built-in study by name.
+
+    Raises ValueError in one line, with file, line number and what is possible there, for anything that is wrong.
+    """
+    builtin = builtin_studies()
+    if file_or_name in builtin:
+        return parse_study(builtin[file_or_name], f"{file_or_name}.yaml")
+    path = Path(file_or_name)
+    if not path.is_file():
+        near = difflib.get_close_matches(file_or_name, builtin, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(
+            f"no study {file_or_name!r}: {hint}give a YAML file, or one of the built-in studies {', '.join(builtin)}"
+        )
+    try:
+        return parse_study(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not a text file (byte {error.start} is not UTF-8)") from error
+
+
+def parse_study(text: str, name: str) -> StudySpec:
+    """Check YAML text; `name` stands before the line number in messages."""
+    try:
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise ValueError(f"{name}{line}: not YAML: {getattr(error, 'problem', error)}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{name}: a study is a mapping with {', '.join(StudySpec.model_fields)}")
+    try:
+        return StudySpec.model_validate(content)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        cause = fault.get("ctx", {}).get("error")
+        place = cause.place if isinstance(cause, PlacedError) else fault["loc"]
+        raise ValueError(f"{name}:{_line(tree, place)}: {_explain(place, fault['type'], fault['msg'])}") from error
+
+
+def _line(node: yaml.Node | None, place: Place) -> int:
+    """The line of the key or item at `place`, or of the nearest thing above it that is there."""
+    line = 1 if node is None else node.start_mark.line + 1
+    for step in place:
+        if isinstance(node, yaml.MappingNode):
+            entry = next(((k, v) for k, v in node.value if k.value == str(step)), None)
+            if entry is None:
+                return line
+            line, node = entry[0].start_mark.line + 1, entry[1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int):
+            node = node.value[step]
+            line = node.start_mark.line + 1
+        else:
+            return line
+    return line
+
+
+def _explain(place: Place, kind: str, message: str) -> str:
+    where = ".".join(str(step) for step in place)
+    message = message.removeprefix("Value error, ")
+    if kind == "extra_forbidden":
+        choices = list(_model_at(place[:-1]).model_fields)
+        near = difflib.get_close_matches(str(place[-1]), choices, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        return f"unknown key {where!r}: {hint}The keys here are {', '.join(choices)}"
+    if kind == "missing":
+        return f"the key {where!r} is missing"
+    if kind == "string_pattern_mismatch":
+        message = "use letters, digits, '.', '_' and '-' only"
+    return f"{where}: {message}" if where else message
+
+
+def _model_at(place: Place) -> type[BaseModel]:
+    model: Any = StudySpec
+    for step in place:
+        model = model.model_fields[step].annotation
+    return model

@@ -1,0 +1,76 @@
+"""Which runs a study has, where each lives, and which are finished. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from twofold.study.record import RECORD_FILE, read_checked, to_json, write_atomically
+from twofold.study.spec import StudySpec
+from twofold.variants.notation import parse
+
+STUDY_FILE = "study.json"
+RUNS_FOLDER = "runs"
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One variant with one seed, in a folder of its own."""
+
+    variant: str
+    seed: int
+    folder: Path
+
+    @property
+    def finished(self) -> bool:
+        """A run is finished when its record is there, which is written last."""
+        return (self.folder / RECORD_FILE).is_file()
+
+    def __str__(self) -> str:
+        return f"{self.variant}, seed {self.seed}"
+
+
+def planned_runs(spec: StudySpec, out: Path) -> list[PlannedRun]:
+    """All runs of a study in the order they are made: seed by seed, so that one seed of each variant is there soon."""
+    return [
+        PlannedRun(variant, seed, out / RUNS_FOLDER / f"{parse(variant).slug}_seed{seed}")
+        for seed in spec.seeds
+        for variant in spec.variants
+    ]
+
+
+def claim_folder(spec: StudySpec, out: Path) -> None:
+    """Note the study's settings in `out`; variants and seeds may be added later, other settings may not change.
+
+    Raises ValueError, naming the first setting that differs, where the folder belongs to another study.
+    """
+    path = out / STUDY_FILE
+    if path.exists():
+        difference = _first_difference(read_study(out).comparable(), spec.comparable())
+        if difference:
+            raise ValueError(f"{out} holds runs of other settings: {difference}. Choose another folder with --out")
+    elif out.is_dir() and any(out.iterdir()):
+        raise ValueError(f"{out} is not empty and holds no study: choose another folder with --out")
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, to_json(spec))
+
+
+def read_study(out: Path) -> StudySpec:
+    """The study that a folder holds. Raises ValueError where it holds none."""
+    path = out / STUDY_FILE
+    if not path.is_file():
+        raise ValueError(f"{out} holds no study ({STUDY_FILE} is not there): give the folder that `study run` made")
+    return read_checked(path, StudySpec, "choose another folder with --out")
+
+
+def _first_difference(noted: dict[str, Any], asked: dict[str, Any], prefix: str = "") -> str:
+    for key, value in asked.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            nested = _first_difference(noted[key], value, f"{name}.")
+            if nested:
+                return nested
+        elif noted[key] != value:
+            return f"{name} is {noted[key]} there and {value} here"
+    return ""

@@ -1,0 +1,85 @@
+"""Per-step metrics: one JSON line per step, and a progress call for whoever shows it."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+
+class Step(NamedTuple):
+    """What one optimizer step tells. `tokens` seen so far, `loss` in nats per token, `seconds` since the start."""
+
+    step: int
+    steps: int
+    tokens: int
+    loss: float
+    learning_rate: float
+    gradient_norm: float
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Mean speed since the start."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+class MetricsCallback(TrainerCallback):
+    """Writes `metrics.jsonl` and tells `progress` about each step. Raises ValueError on a loss that is no number."""
+
+    def __init__(self, path: Path, tokens_per_step: int, progress: Callable[[Step], None] | None) -> None:
+        self.path = path
+        self.tokens_per_step = tokens_per_step
+        self.progress = progress
+        self.steps: list[Step] = []
+        self._file: TextIO | None = None
+        self._started = 0.0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Start the file and the clock."""
+        self._file = self.path.open("w")
+        self._started = time.perf_counter()
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """One line; the Trainer's closing summary, which has no loss of a step, is left out."""
+        if self._file is None or not logs or "loss" not in logs:
+            return
+        step = Step(
+            step=state.global_step,
+            steps=state.max_steps,
+            tokens=state.global_step * self.tokens_per_step,
+            loss=logs["loss"],
+            learning_rate=logs["learning_rate"],
+            gradient_norm=logs.get("grad_norm", math.nan),
+            seconds=time.perf_counter() - self._started,
+        )
+        if not math.isfinite(step.loss):
+            raise ValueError(
+                f"the loss is {step.loss} at step {step.step} of {step.steps}: lower the learning rate "
+                f"({step.learning_rate:.2g} here), lengthen the warm-up, or clip harder"
+            )
+        self._file.write(json.dumps(step._asdict()) + "\n")
+        self._file.flush()
+        self.steps.append(step)
+        if self.progress:
+            self.progress(step)
+
+    def close(self) -> None:
+        """Close the file, also after an error."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

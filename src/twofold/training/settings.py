@@ -1,0 +1,29 @@
+"""`TrainingSettings`: how one model is trained. No torch, so that a study file is checked at once."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class TrainingSettings(BaseModel):
+    """AdamW with a cosine schedule; defaults suit models of about a million parameters.
+
+    One step sees `batch` × `accumulation` windows. `warmup` is a share of the steps, `minimum` a share of
+    `learning_rate` at which the cosine ends. Norms, biases and embeddings are not decayed.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    batch: int = Field(16, ge=1, description="windows per forward pass")
+    accumulation: int = Field(1, ge=1, description="forward passes per step")
+    learning_rate: float = Field(3e-3, gt=0)
+    minimum: float = Field(0.1, ge=0, le=1)
+    warmup: float = Field(0.05, ge=0, lt=1)
+    weight_decay: float = Field(0.1, ge=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.95, ge=0, lt=1)
+    clip: float = Field(1.0, gt=0, description="largest norm of the gradient")
+
+    def steps(self, tokens: int, context: int) -> int:
+        """Steps that see at least `tokens` tokens in windows of `context`."""
+        return -(-tokens // (self.batch * self.accumulation * context))
