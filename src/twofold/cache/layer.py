@@ -76,7 +76,7 @@ class RowLayer(CacheLayerMixin):
         heads_BGTW, shared_BTW = key_states, value_states
         self._check(heads_BGTW, shared_BTW)
         start, end = self.length, self.length + heads_BGTW.shape[2]
-        if not self.is_initialized:
+        if self.length == 0 and not self._made_for(heads_BGTW):
             self.lazy_initialization(heads_BGTW, shared_BTW)
         elif end > self._buffer_tokens:
             self._move(int(_FRESH * end))
@@ -95,7 +95,7 @@ class RowLayer(CacheLayerMixin):
         needed = self.length + heads_BGTW.shape[2]
         if self.capacity is not None and needed > self.capacity:
             raise ValueError(f"the cache was made for {self.capacity} tokens and {needed} are needed: make it larger")
-        if self._buffer is None:
+        if self._buffer is None or self.length == 0:
             return
         if heads_BGTW.shape[0] != self._buffer.shape[0]:
             raise ValueError(
@@ -104,6 +104,10 @@ class RowLayer(CacheLayerMixin):
             )
         if heads_BGTW.dtype != self._buffer.dtype:
             raise ValueError(f"the cache holds {self._buffer.dtype} rows and got {heads_BGTW.dtype}: use a new one")
+
+    def _made_for(self, rows: Tensor) -> bool:
+        buffer = self._buffer
+        return buffer is not None and (buffer.shape[0], buffer.dtype) == (rows.shape[0], rows.dtype)
 
     # The storage ----------------------------------------------------------------------------------------------
 

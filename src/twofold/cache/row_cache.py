@@ -38,12 +38,13 @@ def adopt(cache: Cache, layers: int, layout: RowLayout, kv_heads: int) -> Cache:
 
     The empty layers of a `DynamicCache` or `StaticCache` are swapped for `RowLayer`s, with the static cache's length
     as capacity. Raises ValueError for a cache that already holds keys and values, or whose layers do more than keep
-    them (quantised, sliding).
+    them (quantised, sliding), or that was made for rows of another model.
     """
     if cache.layers and all(isinstance(layer, RowLayer) for layer in cache.layers):
+        _check_fits(cache, layers, layout, kv_heads)
         return cache
     replaceable = cache.layer_class_to_replicate in (None, DynamicLayer) and all(
-        type(layer) in (DynamicLayer, StaticLayer) and not layer.is_initialized for layer in cache.layers
+        type(layer) in (DynamicLayer, StaticLayer) and int(layer.get_seq_length()) == 0 for layer in cache.layers
     )
     if not replaceable:
         raise ValueError(
@@ -54,6 +55,16 @@ def adopt(cache: Cache, layers: int, layout: RowLayout, kv_heads: int) -> Cache:
     cache.layers = _row_layers(layers, layout, kv_heads, capacities.pop() if capacities else None)
     cache.layer_class_to_replicate = None
     return cache
+
+
+def _check_fits(cache: Cache, layers: int, layout: RowLayout, kv_heads: int) -> None:
+    made_for = {(layer.kv_heads, layer.layout) for layer in cache.layers}
+    if len(cache.layers) != layers or made_for != {(kv_heads, layout)}:
+        held = ", ".join(str(other.numbers(heads)) for heads, other in made_for)
+        raise ValueError(
+            f"this cache was made for another model: {len(cache.layers)} layers with rows of {held} numbers, and this "
+            f"one has {layers} layers with rows of {layout.numbers(kv_heads)}. Use `model.model.new_cache()`"
+        )
 
 
 def _row_layers(layers: int, layout: RowLayout, kv_heads: int, capacity: int | None) -> list[RowLayer]:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from twofold.cli import doctor, plan, variants
+from twofold.cli import doctor, evaluate, generate, plan, study, train, variants
 from twofold.version import __version__
 
 app = typer.Typer(
@@ -25,6 +25,10 @@ app = typer.Typer(
 )
 app.command("variants", epilog=variants.EXAMPLES)(variants.variants)
 app.command("plan", epilog=plan.EXAMPLES)(plan.plan)
+app.command("train", epilog=train.EXAMPLES)(train.train)
+app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
+app.command("generate", epilog=generate.EXAMPLES)(generate.generate)
+app.add_typer(study.app, name="study")
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 
 INTERRUPTED = 130
@@ -35,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     _print_anything()
     try:
-        code = app(arguments, prog_name="twofold", standalone_mode=False) or 0
+        code = app(arguments, prog_name="twofold", standalone_mode=False, obj=arguments) or 0
         sys.stdout.flush()
     except typer.TyperException as error:
         _fail(arguments, _usage_message(error), error.exit_code)

@@ -33,6 +33,15 @@ def parse_bytes(text: str) -> int:
     return int(Fraction(match[1]) * factor)
 
 
+def parse_count(text: str) -> int:
+    """A count from `1_200_000`, `1,200,000`, `1.2M`, `300K` or `2B`; raises ValueError for anything else."""
+    match = _SIZE.fullmatch(text.strip().replace("_", "").replace(",", ""))
+    factor = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise ValueError(f"cannot read {text!r} as a number of tokens: write 1200000, 1_200_000, 1.2M, 300K or 2B")
+    return int(Fraction(match[1]) * factor)
+
+
 def mib(number: int) -> str:
     """Bytes in MiB = 2²⁰ bytes with thousands separators: two decimals, more where they would show only zeros."""
     amount = number / MIB

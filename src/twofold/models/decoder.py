@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache, DynamicCache, StaticCache
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
@@ -96,7 +96,7 @@ class TwofoldModel(TwofoldPreTrainedModel):
         )
         by = self._rotation(position_ids, x_BTM.dtype)
         for layer in self.layers:
-            x_BTM = layer(x_BTM, by, mask, cache, **kwargs)
+            x_BTM = layer(x_BTM, by, mask, cache=cache, **kwargs)  # by name: checkpointing takes the cache away
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x_BTM), cache=cache)
 
     def _rotation(self, positions_BT: Tensor, dtype: torch.dtype) -> Rotation | None:
@@ -190,8 +190,9 @@ class TwofoldForCausalLM(TwofoldPreTrainedModel, GenerationMixin):
     ) -> None:
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         cache = model_kwargs.get("cache")
-        if isinstance(cache, DynamicCache) and not getattr(cache, "_is_user_defined", False):
-            model_kwargs["cache"] = self.model.new_cache(offloading=cache.offloading)
+        if type(cache) in (DynamicCache, StaticCache) and not getattr(cache, "_is_user_defined", False):
+            capacity = cache.get_max_length() if type(cache) is StaticCache else None
+            model_kwargs["cache"] = self.model.new_cache(capacity, cache.offloading)
         elif cache is not None:
             model_kwargs["cache"] = self.model.adopt(cache)
 

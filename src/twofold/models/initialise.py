@@ -18,8 +18,11 @@ def initialise(model: TwofoldForCausalLM, seed: int) -> None:
     stacked into one (`fused_projections`).
     """
     deviation = model.config.initializer_range
+    tied = model.lm_head if model.config.tie_word_embeddings else None  # its matrix is the embedding's, drawn there
     with torch.no_grad():
         for name, module in model.named_modules():
+            if module is tied:
+                continue
             if isinstance(module, Projections) and module.fused:
                 _draw_stacked(module, name, seed, deviation)
             elif isinstance(module, nn.Linear | nn.Embedding) and not name.endswith(FUSED_NAME):
@@ -28,7 +31,6 @@ def initialise(model: TwofoldForCausalLM, seed: int) -> None:
                 module.bias.zero_()
             if isinstance(module, nn.LayerNorm | nn.RMSNorm):
                 module.weight.fill_(1)
-        model.tie_weights()
 
 
 def _draw_stacked(projections: Projections, name: str, seed: int, deviation: float) -> None:

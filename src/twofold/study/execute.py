@@ -20,6 +20,7 @@ from twofold.evaluation.heldout import evaluate
 from twofold.models.configuration import TwofoldConfig
 from twofold.models.decoder import TwofoldForCausalLM
 from twofold.models.initialise import initialise
+from twofold.models.load import MODEL_FOLDER
 from twofold.study.plan import PlannedRun
 from twofold.study.record import RECORD_FILE, RunRecord, write_record
 from twofold.study.results import CorpusRecord
@@ -27,7 +28,6 @@ from twofold.study.spec import StudySpec
 from twofold.training.metrics import Step
 from twofold.training.run import train
 
-MODEL_FOLDER = "model"
 CURVE_POINTS = 200
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -53,13 +54,18 @@ def parse_study(text: str, name: str) -> StudySpec:
         raise ValueError(f"{name}{line}: not YAML: {getattr(error, 'problem', error)}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{name}: a study is a mapping with {', '.join(StudySpec.model_fields)}")
+    return checked(content, lambda place: f"{name}:{_line(tree, place)}: ")
+
+
+def checked(content: dict[str, Any], prefix: Callable[[Place], str] = lambda place: "") -> StudySpec:
+    """Check a study's content. The ValueError of a fault starts with what `prefix` makes of its place."""
     try:
         return StudySpec.model_validate(content)
     except ValidationError as error:
         fault = error.errors()[0]
         cause = fault.get("ctx", {}).get("error")
         place = cause.place if isinstance(cause, PlacedError) else fault["loc"]
-        raise ValueError(f"{name}:{_line(tree, place)}: {_explain(place, fault['type'], fault['msg'])}") from error
+        raise ValueError(prefix(place) + _explain(place, fault["type"], fault["msg"])) from error
 
 
 def _line(node: yaml.Node | None, place: Place) -> int:

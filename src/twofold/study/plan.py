@@ -16,8 +16,9 @@ RUNS_FOLDER = "runs"
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One variant with one seed, in a folder of its own."""
+    """One variant with one seed, in a folder of its own; `number` counts a study's runs from 1."""
 
+    number: int
     variant: str
     seed: int
     folder: Path
@@ -33,10 +34,10 @@ class PlannedRun:
 
 def planned_runs(spec: StudySpec, out: Path) -> list[PlannedRun]:
     """All runs of a study in the order they are made: seed by seed, so that one seed of each variant is there soon."""
+    pairs = [(variant, seed) for seed in spec.seeds for variant in spec.variants]
     return [
-        PlannedRun(variant, seed, out / RUNS_FOLDER / f"{parse(variant).slug}_seed{seed}")
-        for seed in spec.seeds
-        for variant in spec.variants
+        PlannedRun(number, variant, seed, out / RUNS_FOLDER / f"{parse(variant).slug}_seed{seed}")
+        for number, (variant, seed) in enumerate(pairs, start=1)
     ]
 
 

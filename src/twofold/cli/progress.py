@@ -1,0 +1,76 @@
+"""Progress of long work on standard error: a live bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from twofold.training.metrics import Step
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+def quiet_libraries() -> None:
+    """Turn off the progress bars of transformers, which would tear ours apart."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+@contextmanager
+def running(title: str) -> Iterator[RunProgress]:
+    """Shows one run while the block lasts, and how long it took."""
+    console = Console(stderr=True, highlight=False)
+    started = time.monotonic()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %  {task.fields[figures]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        yield RunProgress(title, console, bar)
+    console.print(f"{title}: done in {time.monotonic() - started:.0f} s")
+
+
+@contextmanager
+def evaluating() -> Iterator[Callable[[int, int], None]]:
+    """A bar for an evaluation alone; gives the function to call with (tokens scored, tokens in all)."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("evaluating", total=None)
+        yield lambda tokens, total: bar.update(task, completed=tokens, total=total)
+
+
+class RunProgress:
+    """The `Watcher` of one run."""
+
+    def __init__(self, title: str, console: Console, bar: Progress) -> None:
+        self.title = title
+        self.console = console
+        self.bar = bar
+        self._training = bar.add_task(f"{title}: training", total=None, figures="")
+        self._evaluating = bar.add_task(f"{title}: evaluating", total=None, figures="", visible=False)
+        self._line_due = time.monotonic() + SECONDS_BETWEEN_LINES
+
+    def trained(self, step: Step) -> None:
+        """After every optimizer step."""
+        figures = f"loss {step.loss:.3f}  {step.tokens_per_second:,.0f} tokens/s"
+        self.bar.update(self._training, completed=step.step, total=step.steps, figures=figures)
+        left = (step.steps - step.step) * step.seconds / step.step
+        self._line(f"step {step.step:,} of {step.steps:,}, {figures}, {left:.0f} s left")
+
+    def evaluated(self, tokens: int, total: int) -> None:
+        """After every batch of held-out text."""
+        self.bar.update(self._evaluating, completed=tokens, total=total, figures="", visible=True)
+        self._line(f"evaluated {tokens:,} of {total:,} tokens")
+
+    def _line(self, text: str) -> None:
+        if self.console.is_terminal or time.monotonic() < self._line_due:
+            return
+        self._line_due = time.monotonic() + SECONDS_BETWEEN_LINES
+        self.console.print(f"{self.title}: {text}")

@@ -1,0 +1,96 @@
+"""`twofold train`: one model, trained, evaluated and sampled; what a study does once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from twofold.cli.output import print_json, show, table
+from twofold.cli.quantities import parse_count
+
+EXAMPLES = """[bold]Examples[/bold]
+  twofold train --variant "K=V GQA-2" --tokens 1M
+  twofold train --data my-texts/ --tokens 5M --out runs/mine
+  twofold train --variant MQA --set model.layers=6 --set training.learning_rate=1e-3"""
+
+
+def train(
+    variant: Annotated[str, typer.Option(help='Such as "K=V GQA-2"; see `twofold variants`.')] = "QKV",
+    data: Annotated[str, typer.Option(help="A file, a folder, a glob, or python-stdlib.")] = "python-stdlib",
+    tokens: Annotated[str, typer.Option(help="Training tokens (bytes), such as 1.2M.")] = "1.2M",
+    preset: Annotated[str, typer.Option(help="Named sizes, see `twofold plan --help`.")] = "tiny",
+    seed: Annotated[int, typer.Option(help="For initial values, order of the data and dropout.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="New folder for the model.", show_default="runs/train/VARIANT_seedN")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Any other key of a study file, such as data.context=512 or model.heads=8; may be given again.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
+) -> None:
+    """Train one model on text, byte by byte; writes model/, metrics.jsonl and record.json into the folder."""
+    from twofold.study.load import checked
+    from twofold.study.plan import PlannedRun
+    from twofold.variants.notation import parse
+
+    content: dict[str, Any] = {
+        "name": "train",
+        "variants": [variant],
+        "seeds": [seed],
+        "tokens": parse_count(tokens),
+        "data": {"source": data},
+        "model": {"preset": preset},
+    }
+    for setting in settings or []:
+        _apply(content, setting)
+    spec = checked(content)
+    folder = out or Path("runs") / "train" / f"{parse(spec.variants[0]).slug}_seed{seed}"
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} exists and is not empty: choose another folder with --out, or remove it")
+    from twofold.cli.progress import quiet_libraries, running
+    from twofold.study.execute import StudyData, execute
+
+    quiet_libraries()
+    run = PlannedRun(1, spec.variants[0], seed, folder)
+    with running(str(run)) as watcher:
+        record = execute(run, spec, StudyData.load(spec), watcher)
+    if as_json:
+        print_json(record.model_dump(mode="json", exclude={"documents", "curve"}))
+        return
+    shown = table(show_header=False)
+    shown.add_column(style="bold")
+    shown.add_column()
+    shown.add_row("parameters", f"{record.parameters['total']:,}")
+    shown.add_row(
+        "bits per byte", f"{record.validation.bits_per_byte:.4f} on {record.validation.bytes:,} held-out bytes"
+    )
+    shown.add_row("perplexity", f"{record.validation.perplexity:.4f} per token")
+    shown.add_row("cache", f"{record.cache.bytes_per_token:,.0f} bytes per token, measured at {record.cache.tokens:,}")
+    shown.add_row("training", f"{record.speed.train_tokens_per_second:,.0f} tokens/s")
+    shown.add_row("folder", str(folder))
+    show(shown)
+
+
+def _apply(content: dict[str, Any], setting: str) -> None:
+    """Put `a.b=value` into the nested content, the value read as YAML."""
+    key, separator, value = setting.partition("=")
+    if not separator or not key:
+        raise ValueError(f"--set {setting!r}: write KEY=VALUE, such as model.layers=6")
+    *path, last = key.split(".")
+    for step in path:
+        content = content.setdefault(step, {})
+        if not isinstance(content, dict):
+            raise ValueError(f"--set {setting!r}: {step} holds a value and no further keys")
+    try:
+        content[last] = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ValueError(f"--set {setting!r}: the value is not YAML") from error

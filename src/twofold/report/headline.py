@@ -1,0 +1,96 @@
+"""The sentences at the top of a report. Every one is drawn from the results; none is there before them."""
+
+from __future__ import annotations
+
+from twofold.report.formats import bits_text, interval_text, list_text, signed_text, times_text
+from twofold.study.results import Results
+from twofold.study.statistics import Comparison, VariantSummary
+
+
+def lead(results: Results) -> str:
+    """The main finding: what the smallest cache costs that is as good as the baseline, or else the cheapest."""
+    baseline = next(entry for entry in results.summary if entry.variant == results.baseline)
+    smaller = [e for e in results.summary if e.cache_bytes_per_token < baseline.cache_bytes_per_token]
+    if not smaller:
+        others = "No other variant was run" if len(results.summary) == 1 else "No variant here caches less"
+        return f"{baseline.variant} reaches {bits_text(baseline.bits_per_byte.mean)} bits per byte. {others}."
+    as_good = [entry for entry in smaller if not _worse(_to_baseline(entry))]
+    if as_good:
+        return _as_good(min(as_good, key=lambda e: (e.cache_bytes_per_token, e.bits_per_byte.mean)), baseline)
+    cheapest = min(smaller, key=lambda entry: _to_baseline(entry).difference)
+    difference = _to_baseline(cheapest)
+    if difference.interval is None:
+        return (
+            f"{_saving(cheapest, baseline)} for {signed_text(difference.difference)} bits per byte, "
+            f"a difference without a known uncertainty ({interval_text(difference)})."
+        )
+    return (
+        f"Every cache smaller than {baseline.variant}’s costs quality here. {_saving(cheapest, baseline)} "
+        f"and costs the least: {signed_text(difference.difference)} bits per byte ({interval_text(difference)})."
+    )
+
+
+def notes(results: Results) -> list[str]:
+    """Further findings: who dominates whom, who cannot be told apart, whether models learnt, whether bytes agree."""
+    return [*_dominated(results), *_inseparable(results), _bigram(results), _cache(results)]
+
+
+def _to_baseline(entry: VariantSummary) -> Comparison:
+    assert entry.difference_to_baseline is not None  # only the baseline has none
+    return entry.difference_to_baseline
+
+
+def _worse(comparison: Comparison) -> bool:
+    return comparison.interval is None or (comparison.separable and comparison.difference > 0)
+
+
+def _saving(entry: VariantSummary, baseline: VariantSummary) -> str:
+    factor = times_text(baseline.cache_bytes_per_token / entry.cache_bytes_per_token)
+    return f"{entry.variant} caches {factor} less than {baseline.variant}"
+
+
+def _as_good(entry: VariantSummary, baseline: VariantSummary) -> str:
+    comparison = _to_baseline(entry)
+    told_apart = "and predicts better" if comparison.separable else "and the two cannot be told apart in quality here"
+    return (
+        f"{_saving(entry, baseline)} {told_apart}: {signed_text(comparison.difference)} bits per byte "
+        f"({interval_text(comparison)})."
+    )
+
+
+def _dominated(results: Results) -> list[str]:
+    by: dict[str, list[str]] = {}
+    for entry in results.summary:
+        if entry.dominated_by:
+            by.setdefault(entry.dominated_by, []).append(entry.variant)
+    if not by:
+        return ["No variant is dominated: none is clearly worse than another that caches no more."]
+    return [
+        f"{winner} dominates {list_text(losers)}: clearly better with no more cache." for winner, losers in by.items()
+    ]
+
+
+def _inseparable(results: Results) -> list[str]:
+    pairs = [f"{e.variant} from {e.not_separable_from}" for e in results.summary if e.not_separable_from]
+    return [f"Not separable at this budget: {list_text(pairs)}."] if pairs else []
+
+
+def _bigram(results: Results) -> str:
+    floor = results.bigram_bits_per_byte
+    above = [entry.variant for entry in results.summary if entry.bits_per_byte.mean >= floor]
+    if not above:
+        count = len(results.summary)
+        who = {1: "The one variant beats", 2: "Both variants beat"}.get(count, f"All {count} variants beat")
+        return f"{who} a byte-bigram model ({bits_text(floor)} bits per byte)."
+    return (
+        f"{list_text(above)} {'does' if len(above) == 1 else 'do'} not beat a byte-bigram model "
+        f"({bits_text(floor)} bits per byte): trained too little to be compared."
+    )
+
+
+def _cache(results: Results) -> str:
+    wrong = [f"{r.variant} (seed {r.seed})" for r in results.runs if r.cache.bytes_used != r.cache.bytes_formula]
+    if wrong:
+        return f"Measured cache bytes differ from the formula for {list_text(wrong)}."
+    runs = f"all {len(results.runs)} runs" if len(results.runs) > 1 else "the run"
+    return f"Measured cache bytes equal the formula in {runs}."

@@ -1,0 +1,1 @@
+"""A study: plan, runs, records, statistics."""

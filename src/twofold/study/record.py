@@ -1,0 +1,190 @@
+"""What one finished run leaves behind: its record, as JSON, checked when it is made and when it is read."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    FiniteFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+Model = TypeVar("Model", bound=BaseModel)
+
+RECORD_FILE = "record.json"
+AGREEMENT = 1e-6  # relative; totals stated twice may differ by the rounding of a sum, by no more
+
+
+class Part(BaseModel):
+    """A piece of a record: immutable, with no unknown keys and no NaN."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Validation(Part):
+    """Held-out quality. `loss` in nats per token, `bits_per_byte` over every byte of the held-out documents."""
+
+    loss: FiniteFloat
+    bits_per_byte: FiniteFloat
+    perplexity: FiniteFloat
+    tokens: PositiveInt
+    bytes: PositiveInt
+
+
+class DocumentRecord(Part):
+    """One held-out document: its summed negative log-likelihood in nats, over so many tokens and bytes."""
+
+    name: str
+    nats: FiniteFloat
+    tokens: PositiveInt
+    bytes: PositiveInt
+
+
+class CacheRecord(Part):
+    """A real cache after generating: `bytes_used` by its rows in use, `bytes_reserved` by its storages.
+
+    `bytes_formula` is what the variant's arithmetic promises for the same `tokens`.
+    """
+
+    tokens: PositiveInt
+    bytes_formula: NonNegativeInt
+    bytes_used: PositiveInt
+    bytes_reserved: PositiveInt
+    bytes_per_token: PositiveFloat
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        measured = self.bytes_used / self.tokens
+        if not math.isclose(self.bytes_per_token, measured, rel_tol=AGREEMENT):
+            raise ValueError(
+                f"bytes_per_token is {self.bytes_per_token}, but {self.bytes_used} bytes used for "
+                f"{self.tokens} tokens are {measured} per token"
+            )
+        return self
+
+
+class Speed(Part):
+    """Tokens per second in training and in decoding; wall time of the whole run in seconds."""
+
+    train_tokens_per_second: PositiveFloat
+    decode_tokens_per_second: PositiveFloat
+    wall_seconds: PositiveFloat
+
+
+class Environment(Part):
+    """Versions and hardware that the run had."""
+
+    twofold: str
+    python: str
+    torch: str
+    transformers: str
+    platform: str
+    processor: str
+    threads: PositiveInt
+    device: str
+    commit: str | None = None
+
+
+class Sample(Part):
+    """Text that the trained model generated after a held-out prompt."""
+
+    prompt: str
+    text: str
+
+
+class CurvePoint(Part):
+    """Training loss in nats per token after so many training tokens."""
+
+    tokens: NonNegativeInt
+    loss: FiniteFloat
+
+
+class Run(Part):
+    """One run as `results.json` carries it: everything but the scores of single documents."""
+
+    variant: str
+    seed: int
+    parameters: dict[str, NonNegativeInt]
+    validation: Validation
+    cache: CacheRecord
+    speed: Speed
+    environment: Environment
+    configuration: dict[str, Any]
+    sample: Sample
+    curve: tuple[CurvePoint, ...]
+
+    @field_validator("parameters")
+    @classmethod
+    def _names_its_parts(cls, parameters: dict[str, int]) -> dict[str, int]:
+        missing = {"total", "attention"} - parameters.keys()
+        if missing:
+            raise ValueError(f"parameters lack {', '.join(sorted(missing))}; given: {', '.join(parameters)}")
+        return parameters
+
+
+class RunRecord(Run):
+    """One run as its folder keeps it. All runs of a study list the same documents in the same order."""
+
+    documents: tuple[DocumentRecord, ...]
+
+    @model_validator(mode="after")
+    def _documents_add_up(self) -> Self:
+        scored = sum(document.bytes for document in self.documents)
+        if scored != self.validation.bytes:
+            raise ValueError(f"the documents hold {scored} bytes, the validation {self.validation.bytes}")
+        nats = math.fsum(document.nats for document in self.documents)
+        bits_per_byte = nats / math.log(2) / scored
+        if not math.isclose(bits_per_byte, self.validation.bits_per_byte, rel_tol=AGREEMENT):
+            raise ValueError(
+                f"the documents give {bits_per_byte} bits per byte, the validation says {self.validation.bits_per_byte}"
+            )
+        return self
+
+    def without_documents(self) -> Run:
+        """This run without the scores of single documents."""
+        return Run.model_validate(self.model_dump(exclude={"documents"}))
+
+
+def read_record(path: Path) -> RunRecord:
+    """Read one record. ValueError names the file, the place in it and what to do."""
+    return read_checked(path, RunRecord, "delete the run's folder and run the study again")
+
+
+def write_record(record: RunRecord, path: Path) -> None:
+    """Write one record as JSON; a reader sees the old file or the new one, never a half."""
+    write_atomically(path, to_json(record))
+
+
+def read_checked(path: Path, model: type[Model], remedy: str) -> Model:
+    """Read a JSON file into `model`; ValueError with the first fault in one line, and the `remedy`."""
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(str(step) for step in fault["loc"]) or "the whole file"
+        raise ValueError(f"{path}: {place}: {fault['msg']}; {remedy}") from error
+
+
+def to_json(model: BaseModel) -> bytes:
+    """The model as indented JSON in UTF-8, ending in a line end."""
+    return model.model_dump_json(indent=2).encode() + b"\n"
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file by replacing it whole, so that an interruption leaves the previous one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,101 @@
+"""A study's results: every run, what they say together, and the two files that carry them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import FiniteFloat, NonNegativeInt, PositiveInt
+
+from twofold.study.record import Part, Run, RunRecord, read_checked, to_json, write_atomically
+from twofold.study.statistics import Comparison, VariantSummary, analyse
+
+RESULTS_JSON = "results.json"
+RESULTS_CSV = "results.csv"
+
+
+class CorpusRecord(Part):
+    """The text of a study: its name, the hash that identifies it, and how much of it was held out."""
+
+    name: str
+    sha256: str
+    documents: PositiveInt
+    bytes: PositiveInt
+    held_out_bytes: NonNegativeInt
+
+
+class Results(Part):
+    """Everything that the report shows. `created` is an ISO 8601 time, `command` what made the results."""
+
+    study: str
+    command: str
+    created: str
+    corpus: CorpusRecord
+    bigram_bits_per_byte: FiniteFloat
+    baseline: str
+    runs: tuple[Run, ...]
+    summary: tuple[VariantSummary, ...]
+    comparisons: tuple[Comparison, ...]
+    frontier: tuple[str, ...]
+
+
+def build_results(
+    records: Sequence[RunRecord],
+    *,
+    study: str,
+    command: str,
+    created: str,
+    corpus: CorpusRecord,
+    bigram_bits_per_byte: float,
+) -> Results:
+    """Put a study's finished runs together. ValueError where they cannot be compared (see `analyse`)."""
+    statistics = analyse(records)
+    order = [entry.variant for entry in statistics.summary]
+    runs = sorted(records, key=lambda run: (order.index(run.variant), run.seed))
+    return Results(
+        study=study,
+        command=command,
+        created=created,
+        corpus=corpus,
+        bigram_bits_per_byte=bigram_bits_per_byte,
+        baseline=statistics.baseline,
+        runs=tuple(run.without_documents() for run in runs),
+        summary=statistics.summary,
+        comparisons=statistics.comparisons,
+        frontier=statistics.frontier,
+    )
+
+
+def read_results(path: Path) -> Results:
+    """Read `results.json`. ValueError names the file, the place in it and what to do."""
+    return read_checked(path, Results, "make it again with `twofold study report`")
+
+
+def write_results(results: Results, directory: Path) -> tuple[Path, Path]:
+    """Write `results.json` and `results.csv` (one line per run) into `directory`; return both paths."""
+    directory.mkdir(parents=True, exist_ok=True)
+    as_json, as_csv = directory / RESULTS_JSON, directory / RESULTS_CSV
+    write_atomically(as_json, to_json(results))
+    write_atomically(as_csv, to_csv(results).encode())
+    return as_json, as_csv
+
+
+def to_csv(results: Results) -> str:
+    """One line per run. Columns are named after the path in `results.json`: `validation_bits_per_byte`."""
+    lines = [_flat(run.model_dump(exclude={"configuration", "sample", "curve"})) for run in results.runs]
+    columns = list(dict.fromkeys(column for line in lines for column in line))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        flat |= _flat(value, f"{prefix}{key}_") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
