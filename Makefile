@@ -5,16 +5,23 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test format clean
+.PHONY: demo check test test-all format clean
 
 demo: $(INSTALLED)
 	$(BIN)/twofold study run demo
 
-test: $(INSTALLED)
+check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+
+test: check
+	$(BIN)/pytest -m "not system"
+
+# Adds what needs system packages: Chromium or Chrome, for the report's page and its image.
+test-all: test
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,images]'
+	$(BIN)/pytest -m system
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

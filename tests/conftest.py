@@ -15,3 +15,21 @@ def _restored_random_state():
     torch.manual_seed(0)
     yield
     torch.random.set_rng_state(state)
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory):
+    """A folder of texts. Read only: whoever changes them copies them first."""
+    from tiny_study import write_texts
+
+    return write_texts(tmp_path_factory.mktemp("texts"))
+
+
+@pytest.fixture(scope="session")
+def finished_study(texts, tmp_path_factory):
+    """The folder of a finished study of two variants. Read only, as above."""
+    from tiny_study import make, spec
+
+    out = tmp_path_factory.mktemp("studies") / "tiny"
+    make(spec(texts), out)
+    return out

@@ -29,7 +29,7 @@ def test_no_verb_shows_the_help(capsys):
     assert {"variants", "plan", "doctor"} <= set(asked.out.split())
 
 
-@pytest.mark.parametrize("verb", ["variants", "plan", "doctor"])
+@pytest.mark.parametrize("verb", ["variants", "plan", "doctor", "train", "evaluate", "generate"])
 def test_help_has_examples_that_fit_80_columns(capsys, monkeypatch, verb):
     monkeypatch.setenv("COLUMNS", "80")
     shown = run(capsys, verb, "--help")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twofold.cli.quantities import mib, parse_bytes, percent
+from twofold.cli.quantities import mib, parse_bytes, parse_count, percent
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,20 @@ def test_anything_else_is_refused_with_the_forms(text):
 @given(st.integers(0, 2**60))
 def test_plain_bytes_and_thousands_separators_round_trip(number):
     assert parse_bytes(str(number)) == parse_bytes(f"{number:,}") == number
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1.2M", 1_200_000), ("300k", 300_000), ("2B", 2 * 10**9), ("1_200", 1200), ("1,200", 1200), (" 7 ", 7)],
+)
+def test_counts_are_read_exactly(text, number):
+    assert parse_count(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1e6", "1.2MiB", "M", "nan", "1.2 million", "2GB"])
+def test_any_other_count_is_refused_with_the_forms(text):
+    with pytest.raises(ValueError, match=r"write 1200000, 1_200_000, 1\.2M, 300K or 2B"):
+        parse_count(text)
 
 
 def test_mib_is_two_to_the_twenty():

@@ -5,7 +5,16 @@ from hypothesis import strategies as st
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer
 
-from twofold.data.byte_tokens import END, END_TEXT, VOCABULARY, _byte_level_letters, byte_tokenizer, decode, encode
+from twofold.data.byte_tokens import (
+    END,
+    END_TEXT,
+    VOCABULARY,
+    _byte_level_letters,
+    byte_tokenizer,
+    decode,
+    decode_text,
+    encode,
+)
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +82,8 @@ def test_a_batch_is_padded_on_the_left_and_masked(tokenizer, reloaded):
         batch = each(["abc", "d"], padding=True)
         assert batch.input_ids == [[97, 98, 99], [END, END, 100]]
         assert batch.attention_mask == [[1, 1, 1], [0, 0, 1]]
+
+
+def test_text_shows_what_is_not_utf_8():
+    assert decode_text([END, *"naïve".encode(), END]) == "naïve"
+    assert decode_text([0x61, 0xC3]) == "a\ufffd"

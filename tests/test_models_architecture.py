@@ -29,7 +29,7 @@ def test_head_dim_may_differ_from_width_over_heads():
     [
         *(({name: 0}, f"{name} must be at least 1, not 0") for name in SIZES),
         ({"width": 13}, "width 13 is not a multiple of 3 heads: give head_dim"),
-        ({"head_dim": -2}, "head_dim must be at least 1, not -2"),
+        ({"head_dim": -2}, "head_dim must be greater than 0, not -2"),
         ({"head_dim": 5}, "head_dim must be even, not 5"),
         ({"block": "papre"}, "block 'papre' is unknown: choose paper .*; modern"),
         ({"rotary": "half"}, "rotary 'half' is unknown: choose none .*; full"),

@@ -1,4 +1,4 @@
-"""The page in a real browser, where one is installed: it draws, stays silent, and fits a phone."""
+"""The page and its image in a real browser (`make test-all`): it draws, stays silent, and fits a phone."""
 
 import re
 import shutil
@@ -7,6 +7,8 @@ import subprocess
 import pytest
 
 from synthetic_records import synthetic_record, synthetic_results
+from twofold.report.frontier import frontier_figure
+from twofold.report.look import write_image
 from twofold.report.page import render
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -23,11 +25,12 @@ MEASURE = """<script>setTimeout(() => {
   parent.postMessage(`${document.documentElement.scrollWidth} ${drawings}`, "*");
 }, 1500)</script>"""
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine")
+pytestmark = pytest.mark.system
 
 
 def opened(page, folder):
     """The page's final DOM and what the browser's console said."""
+    assert BROWSER, "install Chromium (Debian: apt-get install chromium) or Chrome for these checks"
     switches = [*SWITCHES, f"--user-data-dir={folder / 'profile'}"]
     done = subprocess.run([BROWSER, *switches, page.as_uri()], capture_output=True, text=True, timeout=90, check=True)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
@@ -49,3 +52,12 @@ def test_page_draws_its_figures_silently_and_is_no_wider_than_a_phone(tmp_path, 
 def test_a_silent_console_would_be_heard(tmp_path):
     (tmp_path / "loud.html").write_text("<script>console.error('heard')</script>")
     assert len(opened(tmp_path / "loud.html", tmp_path)[1]) == 1
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_frontier_is_drawn_as_an_image(tmp_path, kind):
+    records = [synthetic_record("QKV", 2.0, bytes_per_token=512), synthetic_record("K=V", 2.1, bytes_per_token=256)]
+    path = tmp_path / f"frontier.{kind}"
+    write_image(frontier_figure(synthetic_results(records)), path)
+    start = path.read_bytes()[:200]
+    assert start.startswith(b"\x89PNG") if kind == "png" else b"<svg" in start

@@ -1,6 +1,5 @@
 """Figures show the numbers of the results, stay readable, and keep their contrast."""
 
-import importlib.util
 import math
 
 import pytest
@@ -143,7 +142,7 @@ def test_image_of_an_unknown_kind_is_refused(tmp_path):
     assert not path.exists()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("kaleido") is not None, reason="kaleido is installed")
-def test_image_without_kaleido_says_what_to_install(tmp_path):
+def test_image_without_kaleido_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr("plotly.io._kaleido.kaleido_available", lambda: False)
     with pytest.raises(ValueError, match=r"pip install 'twofold\[images\]'"):
         write_image(frontier_figure(results_of()), tmp_path / "figure.svg")

@@ -61,6 +61,8 @@ def eager(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """The same by plain matrix products, with the weights [B, H, T, S]; `mask` is added to the scores."""
+    if mask is None and module.is_causal and query_BHTD.shape[2] > 1:
+        mask = _causal(query_BHTD)
     grouped_BGHTD = query_BHTD.unflatten(1, (key_BGSD.shape[1], -1))
     scores_BHTS = (grouped_BGHTD @ key_BGSD[:, :, None].mT).flatten(1, 2) * scaling
     if mask is not None:
@@ -68,6 +70,11 @@ def eager(
     weights_BHTS = scores_BHTS.softmax(dim=-1)
     read_BGHTD = weights_BHTS.unflatten(1, (key_BGSD.shape[1], -1)) @ value_BGSD[:, :, None]
     return read_BGHTD.flatten(1, 2).transpose(1, 2), weights_BHTS
+
+
+def _causal(query_BHTD: Tensor) -> Tensor:
+    length = query_BHTD.shape[2]
+    return query_BHTD.new_full((length, length), -torch.inf).triu(1)
 
 
 def describe_path(device: str) -> str:

@@ -38,7 +38,7 @@ def evaluate(
     loaded = load_model(model)
     documents, own_context = _text(model, data)
     with evaluating() as progress:
-        evaluation = score(loaded, documents, context or own_context, batch, progress)
+        evaluation = score(loaded, documents, own_context if context is None else context, batch, progress)
     if as_json:
         print_json({"variant": loaded.config.variant, **evaluation.as_dict()})
         return
@@ -61,10 +61,14 @@ def _text(model: Path, data: str | None) -> tuple[tuple[Document, ...], int]:
     from twofold.study.record import RECORD_FILE, read_record
     from twofold.study.spec import DataSpec
 
-    record = next((f / RECORD_FILE for f in (model, model.parent) if (f / RECORD_FILE).is_file()), None)
-    spec = DataSpec.model_validate(read_record(record).configuration["data"]) if record else DataSpec()
+    file = next((f / RECORD_FILE for f in (model, model.parent) if (f / RECORD_FILE).is_file()), None)
+    record = read_record(file) if file else None
+    spec = DataSpec.model_validate(record.configuration["data"]) if record else DataSpec()
     if data is not None:
         return load_corpus(data).documents, spec.context
     if record is None:
         raise ValueError(f"{model} has no {RECORD_FILE} that names its held-out text: give text with --data")
-    return split(load_corpus(spec.source), spec.held_out)[1], spec.context
+    held_out = split(load_corpus(spec.source), spec.held_out)[1]
+    if [(d.name, len(d.content)) for d in held_out] != [(d.name, d.bytes) for d in record.documents]:
+        raise ValueError(f"{spec.source} has changed since the run, which held out other texts: give text with --data")
+    return held_out, spec.context

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +20,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
 def generate(
     model: Annotated[Path, typer.Argument(help="A folder that `train` or `study run` wrote.")],
-    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from standard input.")],
+    prompt: Annotated[str, typer.Argument(help='Text to continue, "" for a new document; - reads standard input.')],
     tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token each time.")] = 0.8,
     seed: Annotated[int, typer.Option(help="For drawing tokens.")] = 0,
@@ -29,21 +30,19 @@ def generate(
     from dataclasses import asdict
 
     from twofold.cli.progress import quiet_libraries
-    from twofold.data.byte_tokens import END, decode, encode
+    from twofold.data.byte_tokens import END, decode_text, encode
     from twofold.evaluation.generation import generate as continue_from
     from twofold.models.load import load_model
 
     quiet_libraries()
-    text = sys.stdin.read() if prompt == "-" else prompt
-    ids = [END, *encode(text.encode()).tolist()]
+    ids = [END, *encode(sys.stdin.buffer.read() if prompt == "-" else os.fsencode(prompt)).tolist()]
     made = continue_from(load_model(model), ids, new_tokens=tokens, temperature=temperature, seed=seed)
-    continued = decode(made.token_ids).decode("utf-8", errors="replace")
     if as_json:
         figures = asdict(made)
-        del figures["token_ids"]
-        print_json({"prompt": text, "text": continued, "new_tokens": len(made.token_ids), **figures})
+        new = figures.pop("token_ids")
+        print_json({"prompt": decode_text(ids), "text": decode_text(new), "new_tokens": len(new), **figures})
         return
-    typer.echo(text + continued)
+    typer.echo(decode_text(ids + made.token_ids))
     typer.echo(
         f"cache: {made.bytes_used:,} bytes ({mib(made.bytes_used)} MiB) for {made.cached_tokens:,} tokens; "
         f"{made.decode_tokens_per_second:,.0f} tokens/s",

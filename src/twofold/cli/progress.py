@@ -15,10 +15,11 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 def quiet_libraries() -> None:
-    """Turn off the progress bars of transformers, which would tear ours apart."""
+    """Turn off what transformers prints: its bars would tear ours apart, and our errors say what its warnings do."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
 
 
 @contextmanager

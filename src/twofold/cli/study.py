@@ -121,8 +121,9 @@ def list_studies(as_json: AsJson = False) -> None:
 
 def _show_plan(spec: StudySpec, folder: Path, as_json: bool) -> None:
     from twofold.analysis.costs import cache_bytes_per_token, parameters
-    from twofold.study.plan import planned_runs
+    from twofold.study.plan import check_folder, planned_runs
 
+    check_folder(spec, folder)
     rows = []
     for one in planned_runs(spec, folder):
         sizes = spec.model.architecture(one.variant)

@@ -16,6 +16,9 @@ EXAMPLES = """[bold]Examples[/bold]
   twofold train --data my-texts/ --tokens 5M --out runs/mine
   twofold train --variant MQA --set model.layers=6 --set training.learning_rate=1e-3"""
 
+PARTS = ("data", "model", "training", "sample")
+"""Parts of a study file whose keys `--set` takes; the rest have options of their own."""
+
 
 def train(
     variant: Annotated[str, typer.Option(help='Such as "K=V GQA-2"; see `twofold variants`.')] = "QKV",
@@ -81,16 +84,12 @@ def train(
 
 
 def _apply(content: dict[str, Any], setting: str) -> None:
-    """Put `a.b=value` into the nested content, the value read as YAML."""
-    key, separator, value = setting.partition("=")
-    if not separator or not key:
-        raise ValueError(f"--set {setting!r}: write KEY=VALUE, such as model.layers=6")
-    *path, last = key.split(".")
-    for step in path:
-        content = content.setdefault(step, {})
-        if not isinstance(content, dict):
-            raise ValueError(f"--set {setting!r}: {step} holds a value and no further keys")
+    """Put `part.key=value` into the content, the value read as YAML."""
+    key, equals, value = setting.partition("=")
+    part, _, name = key.partition(".")
+    if not (equals and name and part in PARTS):
+        raise ValueError(f"--set {setting!r}: write KEY=VALUE with a key of {', '.join(PARTS)}, such as model.layers=6")
     try:
-        content[last] = yaml.safe_load(value)
+        content.setdefault(part, {})[name] = yaml.safe_load(value)
     except yaml.YAMLError as error:
         raise ValueError(f"--set {setting!r}: the value is not YAML") from error

@@ -34,6 +34,11 @@ def decode(ids: Sequence[int] | np.ndarray) -> bytes:
     return tokens[tokens != END].astype(np.uint8).tobytes()
 
 
+def decode_text(ids: Sequence[int] | np.ndarray) -> str:
+    """The text of the tokens, with � where bytes are not UTF-8, as at a cut or after a poor model."""
+    return decode(ids).decode("utf-8", errors="replace")
+
+
 def byte_tokenizer() -> "PreTrainedTokenizerFast":
     """The same tokens as an ordinary Hugging Face tokenizer, which saves and loads with a model.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
 from twofold.cache.row_cache import RowCache
+from twofold.evaluation.heldout import evaluation_mode
 from twofold.models.decoder import TwofoldForCausalLM
 from twofold.variants.layout import cache_bytes
 
@@ -63,14 +64,14 @@ def generate(
     """
     if not prompt_ids:
         raise ValueError("the prompt is empty: give at least one token to continue from")
-    if temperature < 0:
-        raise ValueError(f"the temperature must not be negative, and is {temperature}; 0 takes the likeliest token")
+    if new_tokens < 1:
+        raise ValueError(f"new_tokens must be at least 1, not {new_tokens}")
+    if not temperature >= 0:  # NaN is not either
+        raise ValueError(f"the temperature must be at least 0, not {temperature}; 0 takes the likeliest token")
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
     ids = torch.tensor([prompt_ids], device=model.device)
     clock = _Clock()
-    was_training = model.training
-    model.eval()
-    with torch.random.fork_rng():
+    with evaluation_mode(model), torch.random.fork_rng():
         torch.manual_seed(seed)
         made = model.generate(
             ids,
@@ -81,7 +82,6 @@ def generate(
             return_dict_in_generate=True,
             **sampling,
         )
-    model.train(was_training)
     assert isinstance(made.cache, RowCache)
     cached = made.cache.get_seq_length()
     sizes = model.config.architecture

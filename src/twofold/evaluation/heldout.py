@@ -95,7 +95,7 @@ def evaluate(
         raise ValueError(f"Nothing to evaluate: {len(documents)} document(s) without a byte of text.")
     tokens, document_index = stream(documents)
     nats = np.full(len(tokens) - 1, np.nan)  # a target that were never scored would show in the result
-    with _evaluation_mode(model), torch.no_grad():
+    with evaluation_mode(model), torch.no_grad():
         for start, stop, rows in _batches(len(nats), context, batch_size):
             window = torch.from_numpy(tokens[start : stop + 1].astype(np.int64)).to(model.device)
             nats[start:stop] = _nats(model, window[:-1].view(rows, -1), window[1:])
@@ -136,7 +136,7 @@ def _by_document(
 
 
 @contextmanager
-def _evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
+def evaluation_mode(model: torch.nn.Module) -> Iterator[None]:
     """Switch to evaluation, then give each module its own mode back: some may have been frozen on purpose."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -19,6 +19,7 @@ CONFIG_NAMES = {
     "tied": "tie_word_embeddings",
     "rotary_base": "rope_theta",
     "norm_epsilon": "norm_eps",
+    "initial_deviation": "initializer_range",
 }
 """Fields of `Architecture` that transformers calls otherwise."""
 
@@ -28,7 +29,8 @@ class TwofoldConfig(PreTrainedConfig):
     """Configuration of `TwofoldForCausalLM`; fields as in `Architecture`, checked by it.
 
     `variant` is the notation (`K=V GQA-4`); `fused_projections` stacks the projection matrices into one, with equal
-    outputs. `head_dim` and `rotary` may be left at 0 and "" for the usual choice.
+    outputs. `head_dim`, `rotary` and `initializer_range` may be left at 0, "" and 0.0 for the
+    usual choice.
     """
 
     model_type = "twofold"
@@ -47,7 +49,7 @@ class TwofoldConfig(PreTrainedConfig):
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
     dropout: float = 0.0
-    initializer_range: float = 0.02
+    initializer_range: float = 0.0
     tie_word_embeddings: bool = True
     fused_projections: bool = False
     use_cache: bool = True
@@ -60,6 +62,7 @@ class TwofoldConfig(PreTrainedConfig):
         self.variant = str(architecture.variant)
         self.head_dim = architecture.head_dim
         self.rotary = architecture.rotary
+        self.initializer_range = architecture.initial_deviation
         super().__post_init__(**kwargs)
 
     @property

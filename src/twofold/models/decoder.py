@@ -108,7 +108,9 @@ class TwofoldModel(TwofoldPreTrainedModel):
     def _embedded_positions(self, positions_BT: Tensor, cached: int) -> Tensor:
         assert self.embed_positions is not None
         limit = self.embed_positions.num_embeddings
-        if cached + positions_BT.shape[1] > limit and int(positions_BT.max()) >= limit:
+        # Reading the maximum waits for an accelerator, so there it is read only where lengths make it possible.
+        possible = cached + positions_BT.shape[1] > limit or positions_BT.device.type == "cpu"
+        if possible and int(positions_BT.max()) >= limit:
             raise ValueError(
                 f"position {int(positions_BT.max())} is past the {limit} learned positions of this model: shorten the "
                 "text, or train a model with rotary positions"
@@ -167,34 +169,28 @@ class TwofoldForCausalLM(TwofoldPreTrainedModel, GenerationMixin):
             attentions=outputs.attentions,
         )
 
-    def prepare_inputs_for_generation(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        is_first_iteration: bool | None = False,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        """Transformers' hook before each step; refuses a prompt that is padded on the right."""
-        padded = attention_mask is not None and attention_mask.ndim == 2 and not bool(attention_mask[:, -1].all())
-        if is_first_iteration and padded:
-            raise ValueError(
-                "generate() continues after the last position, and there a sequence of this batch has padding: pad on "
-                "the left (tokenizer.padding_side = 'left')"
-            )
-        return super().prepare_inputs_for_generation(
-            input_ids, attention_mask=attention_mask, is_first_iteration=is_first_iteration, **kwargs
-        )
-
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
+        """Transformers' hook before generation: the cache becomes rows; a prompt padded on the right is refused."""
+        _refuse_right_padding(model_kwargs.get("attention_mask"))
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         cache = model_kwargs.get("cache")
+        if cache is None:
+            return
         if type(cache) in (DynamicCache, StaticCache) and not getattr(cache, "_is_user_defined", False):
             capacity = cache.get_max_length() if type(cache) is StaticCache else None
             model_kwargs["cache"] = self.model.new_cache(capacity, cache.offloading)
-        elif cache is not None:
+        else:
             model_kwargs["cache"] = self.model.adopt(cache)
+
+
+def _refuse_right_padding(attention_mask: Tensor | None) -> None:
+    if attention_mask is not None and attention_mask.ndim == 2 and not bool(attention_mask[:, -1].all()):
+        raise ValueError(
+            "generate() continues after the last position, and there a sequence of this batch has padding: pad on "
+            "the left (tokenizer.padding_side = 'left')"
+        )
 
 
 def _positions(x_BTM: Tensor, attention_mask: Tensor | None, cached: int) -> Tensor:

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 from twofold.models.decoder import TwofoldForCausalLM
 
 MODEL_FOLDER = "model"
+CONFIG_FILE = "config.json"
 
 
 def load_model(folder: Path) -> TwofoldForCausalLM:
@@ -18,19 +19,43 @@ def load_model(folder: Path) -> TwofoldForCausalLM:
 
     Raises ValueError where there is none, where it is not a Twofold model, or where its file is damaged.
     """
-    place = model_folder(folder)
-    kind = json.loads((place / "config.json").read_text()).get("model_type")
-    if kind != TwofoldForCausalLM.config_class.model_type:
-        raise ValueError(f"{place} holds a {kind!r} model and not a Twofold one")
+    place = _model_folder(folder)
+    _check_kind(place / CONFIG_FILE)
+    if not any(place.glob("*.safetensors")):
+        raise ValueError(f"{place} holds no weights (no .safetensors file): train the model again")
     try:
-        return AutoModelForCausalLM.from_pretrained(place).eval()
+        model, report = AutoModelForCausalLM.from_pretrained(
+            place,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+        )
     except SafetensorError as error:
         raise ValueError(f"{place}: the weights are damaged ({error}); train the model again") from error
+    # Transformers would give missing tensors random values, with no more than a warning.
+    for fault in ("missing", "unexpected", "mismatched"):
+        if report[f"{fault}_keys"]:
+            raise ValueError(
+                f"{place}: weights and {CONFIG_FILE} do not belong together, {fault} in the weights: "
+                f"{sorted(map(str, report[f'{fault}_keys']))[0]}"
+            )
+    return model.eval()
 
 
-def model_folder(folder: Path) -> Path:
-    """`folder` or the `model` folder below it, whichever holds a `config.json`."""
+def _model_folder(folder: Path) -> Path:
+    """`folder` or the `model` folder below it, whichever holds a configuration."""
     for place in (folder, folder / MODEL_FOLDER):
-        if (place / "config.json").is_file():
+        if (place / CONFIG_FILE).is_file():
             return place
-    raise ValueError(f"{folder} holds no model (no config.json): give a folder that `train` or `study run` wrote")
+    what = f"holds no model (no {CONFIG_FILE})" if folder.is_dir() else "is not a folder"
+    raise ValueError(f"{folder} {what}: give a folder that `train` or `study run` wrote")
+
+
+def _check_kind(config: Path) -> None:
+    try:
+        kind = json.loads(config.read_bytes())["model_type"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{config} is not a model's configuration, or damaged") from error
+    if kind != TwofoldForCausalLM.config_class.model_type:
+        raise ValueError(f"{config.parent} holds a {kind!r} model and not a Twofold one")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
+import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
+from safetensors import SafetensorError
+
 from twofold.analysis.costs import measured_parameters
-from twofold.data.byte_tokens import END, byte_tokenizer, decode, encode
+from twofold.data.byte_tokens import END, byte_tokenizer, decode_text, encode
 from twofold.data.corpus import Corpus, Document, load_corpus
 from twofold.data.packing import PackedWindows
 from twofold.data.split import split
@@ -73,15 +75,12 @@ class StudyData:
 
 
 def execute(run: PlannedRun, spec: StudySpec, data: StudyData, watcher: Watcher) -> RunRecord:
-    """Train the run's model and write its folder: metrics.jsonl, model/, and last of all record.json."""
+    """Train the run's model and write its folder: metrics.jsonl, model/, and last of all record.json.
+
+    Raises ValueError for a model that diverged.
+    """
     started = time.perf_counter()
-    if run.folder.exists():
-        shutil.rmtree(run.folder)
-    config = TwofoldConfig.from_architecture(
-        spec.model.architecture(run.variant), bos_token_id=END, eos_token_id=END, pad_token_id=END
-    )
-    model = TwofoldForCausalLM(config)
-    initialise(model, run.seed)
+    model = _new_model(run, spec)
     steps = train(
         model,
         data.windows,
@@ -93,6 +92,8 @@ def execute(run: PlannedRun, spec: StudySpec, data: StudyData, watcher: Watcher)
         progress=watcher.trained,
     )
     evaluation = evaluate(model, data.held_out, spec.data.context, progress=watcher.evaluated)
+    if not math.isfinite(evaluation.perplexity):
+        raise ValueError(f"the trained model's held-out loss is {evaluation.loss}: lower the learning rate")
     prompt, generation = _sample(model, spec, data)
     save_model(model, run.folder / MODEL_FOLDER)
     record = RunRecord.model_validate(
@@ -115,8 +116,12 @@ def execute(run: PlannedRun, spec: StudySpec, data: StudyData, watcher: Watcher)
                 "wall_seconds": time.perf_counter() - started,
             },
             "environment": environment(),
-            "configuration": {**spec.comparable(), "model_config": config.to_diff_dict()},
-            "sample": {"prompt": _text(prompt), "text": _text(generation.token_ids)},
+            "configuration": {
+                **spec.comparable(),
+                "corpus": data.record().model_dump(),
+                "model_config": model.config.to_diff_dict(),
+            },
+            "sample": {"prompt": decode_text(prompt), "text": decode_text(generation.token_ids)},
             "curve": _curve(steps),
         }
     )
@@ -124,13 +129,23 @@ def execute(run: PlannedRun, spec: StudySpec, data: StudyData, watcher: Watcher)
     return record
 
 
+def _new_model(run: PlannedRun, spec: StudySpec) -> TwofoldForCausalLM:
+    config = TwofoldConfig.from_architecture(
+        spec.model.architecture(run.variant), bos_token_id=END, eos_token_id=END, pad_token_id=END
+    )
+    model = TwofoldForCausalLM(config)
+    initialise(model, run.seed)
+    return model
+
+
 def save_model(model: TwofoldForCausalLM, folder: Path) -> None:
-    """Save model and byte tokenizer, as Auto classes load them; the folder appears whole or not at all."""
+    """Save model and byte tokenizer, as Auto classes load them; the new `folder` appears whole or not at all."""
     unfinished = folder.with_name(f"{folder.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    model.save_pretrained(unfinished)
+    try:
+        model.save_pretrained(unfinished)
+    except SafetensorError as error:  # its way to say that the disk is full
+        raise OSError(f"{unfinished}: {error}") from error
     byte_tokenizer().save_pretrained(unfinished)
-    shutil.rmtree(folder, ignore_errors=True)
     unfinished.rename(folder)
 
 
@@ -144,10 +159,6 @@ def _sample(model: TwofoldForCausalLM, spec: StudySpec, data: StudyData) -> tupl
 
 def _length(document: Document) -> int:
     return len(document.content)
-
-
-def _text(token_ids: list[int]) -> str:
-    return decode(token_ids).decode("utf-8", errors="replace")
 
 
 def _curve(steps: list[Step]) -> list[dict[str, float]]:

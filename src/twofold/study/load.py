@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,13 @@ from pydantic import BaseModel, ValidationError
 from twofold.study.spec import PlacedError, StudySpec
 
 Place = tuple[int | str, ...]
+
+_PLAINER = {
+    "string_pattern_mismatch": "use letters, digits, '.', '_' and '-' only",
+    "tuple_type": "write a list, such as [a, b]",
+    "too_short": "name at least one",
+}
+"""Kinds of faults that pydantic words for programmers."""
 
 
 def builtin_studies() -> dict[str, str]:
@@ -51,9 +58,12 @@ def parse_study(text: str, name: str) -> StudySpec:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        raise ValueError(f"{name}{line}: not YAML: {getattr(error, 'problem', error)}") from error
-    if not isinstance(content, dict):
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise ValueError(f"{name}{line}: not YAML: {problem}") from error
+    if not (isinstance(tree, yaml.MappingNode) and isinstance(content, dict)):
         raise ValueError(f"{name}: a study is a mapping with {', '.join(StudySpec.model_fields)}")
+    for key in _repeated_keys(tree):
+        raise ValueError(f"{name}:{key.start_mark.line + 1}: the key {key.value!r} is given twice")
     return checked(content, lambda place: f"{name}:{_line(tree, place)}: ")
 
 
@@ -62,10 +72,19 @@ def checked(content: dict[str, Any], prefix: Callable[[Place], str] = lambda pla
     try:
         return StudySpec.model_validate(content)
     except ValidationError as error:
-        fault = error.errors()[0]
+        # A misspelt key is also missing under its right name: the spelling says more.
+        fault = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
         cause = fault.get("ctx", {}).get("error")
-        place = cause.place if isinstance(cause, PlacedError) else fault["loc"]
+        place = fault["loc"] + (cause.place if isinstance(cause, PlacedError) else ())
         raise ValueError(prefix(place) + _explain(place, fault["type"], fault["msg"])) from error
+
+
+def _repeated_keys(tree: yaml.MappingNode) -> Iterator[yaml.Node]:
+    """Keys that came before in the study or one of its parts; YAML itself would silently keep the last."""
+    for mapping in (tree, *(value for _, value in tree.value)):
+        if isinstance(mapping, yaml.MappingNode):
+            keys = [key for key, _ in mapping.value]
+            yield from (key for n, key in enumerate(keys) if key.value in [earlier.value for earlier in keys[:n]])
 
 
 def _line(node: yaml.Node | None, place: Place) -> int:
@@ -95,8 +114,9 @@ def _explain(place: Place, kind: str, message: str) -> str:
         return f"unknown key {where!r}: {hint}The keys here are {', '.join(choices)}"
     if kind == "missing":
         return f"the key {where!r} is missing"
-    if kind == "string_pattern_mismatch":
-        message = "use letters, digits, '.', '_' and '-' only"
+    if kind == "model_type":
+        return f"{where}: give some of the keys {', '.join(_model_at(place).model_fields)}, or leave it out"
+    message = _PLAINER.get(kind, message)
     return f"{where}: {message}" if where else message
 
 

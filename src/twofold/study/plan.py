@@ -41,20 +41,28 @@ def planned_runs(spec: StudySpec, out: Path) -> list[PlannedRun]:
     ]
 
 
-def claim_folder(spec: StudySpec, out: Path) -> None:
-    """Note the study's settings in `out`; variants and seeds may be added later, other settings may not change.
+def check_folder(spec: StudySpec, out: Path) -> None:
+    """Raise ValueError where `out` holds something else, or finished runs of other settings, naming the difference.
 
-    Raises ValueError, naming the first setting that differs, where the folder belongs to another study.
+    Variants and seeds may be added at any time; other settings may change until the first run is finished.
     """
-    path = out / STUDY_FILE
-    if path.exists():
+    if (out / STUDY_FILE).exists():
         difference = _first_difference(read_study(out).comparable(), spec.comparable())
-        if difference:
+        if difference and has_finished_runs(out):
             raise ValueError(f"{out} holds runs of other settings: {difference}. Choose another folder with --out")
     elif out.is_dir() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty and holds no study: choose another folder with --out")
+
+
+def has_finished_runs(out: Path) -> bool:
+    """Whether `out` holds any finished run, also of a variant or seed that its study no longer names."""
+    return any((out / RUNS_FOLDER).glob(f"*/{RECORD_FILE}"))
+
+
+def note_study(spec: StudySpec, out: Path) -> None:
+    """Make the folder if need be, and write down the study that it holds."""
     out.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, to_json(spec))
+    write_atomically(out / STUDY_FILE, to_json(spec))
 
 
 def read_study(out: Path) -> StudySpec:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twofold.study.plan import PlannedRun, claim_folder, planned_runs, read_study
+from twofold.study.plan import PlannedRun, check_folder, has_finished_runs, note_study, planned_runs, read_study
 from twofold.study.record import RECORD_FILE, Part, RunRecord, read_checked, read_record, to_json, write_atomically
 from twofold.study.results import CorpusRecord, Results, build_results, write_results
 from twofold.study.spec import StudySpec
@@ -33,21 +34,46 @@ class Origin(Part):
 def run_study(spec: StudySpec, out: Path, command: str, watch: Watch) -> list[RunRecord]:
     """Make the runs that have no record yet, one after the other; the records of all.
 
-    `watch` is entered for each run that is made and gives the `Watcher` of its progress.
+    `watch` is entered for each run that is made and gives the `Watcher` of its progress. Raises ValueError where `out`
+    belongs to something else, or where the text is no longer what its finished runs had.
     """
-    claim_folder(spec, out)
+    check_folder(spec, out)
     runs = planned_runs(spec, out)
     missing = [run for run in runs if not run.finished]
     if missing:
-        from twofold.study.execute import StudyData, execute
-
-        data = StudyData.load(spec)
-        origin = Origin(study=spec.name, command=command, corpus=data.record(), bigram_bits_per_byte=data.bigram())
-        write_atomically(out / ORIGIN_FILE, to_json(origin))
-        for run in missing:
-            with watch(run) as watcher:
-                execute(run, spec, data, watcher)
+        _make(missing, spec, out, command, watch)
+    else:
+        note_study(spec, out)
     return [read_record(run.folder / RECORD_FILE) for run in runs]
+
+
+def _make(missing: list[PlannedRun], spec: StudySpec, out: Path, command: str, watch: Watch) -> None:
+    from twofold.study.execute import StudyData, execute
+
+    data = StudyData.load(spec)  # before anything is written: a wrong path leaves no folder behind
+    origin = Origin(study=spec.name, command=command, corpus=data.record(), bigram_bits_per_byte=data.bigram())
+    if has_finished_runs(out):
+        _check_same_text(_read_origin(out).corpus, origin.corpus, out)
+    note_study(spec, out)
+    write_atomically(out / ORIGIN_FILE, to_json(origin))
+    for run in missing:
+        if run.folder.exists():
+            shutil.rmtree(run.folder)  # half finished
+        with watch(run) as watcher:
+            execute(run, spec, data, watcher)
+
+
+def _check_same_text(noted: CorpusRecord, found: CorpusRecord, out: Path) -> None:
+    if noted.sha256 != found.sha256:
+        raise ValueError(
+            f"the text {found.name} is not what the runs in {out} were trained on: {noted.documents} documents of "
+            f"{noted.bytes} bytes then, {found.documents} of {found.bytes} now, or others. Choose another folder with "
+            "--out"
+        )
+
+
+def _read_origin(out: Path) -> Origin:
+    return read_checked(out / ORIGIN_FILE, Origin, "run the study again in another folder")
 
 
 def collect_results(out: Path) -> Results:
@@ -59,7 +85,7 @@ def collect_results(out: Path) -> Results:
     records = [read_record(run.folder / RECORD_FILE) for run in planned_runs(spec, out) if run.finished]
     if not records:
         raise ValueError(f"{out}: no run is finished yet; `twofold study run` makes them")
-    origin = read_checked(out / ORIGIN_FILE, Origin, "run the study again")
+    origin = _read_origin(out)
     created = datetime.now(UTC).isoformat(timespec="seconds")
     results = build_results(records, **dict(origin), created=created)
     write_results(results, out)

@@ -16,8 +16,16 @@ from twofold.variants.notation import parse
 Notation = Annotated[str, AfterValidator(lambda text: str(parse(text)))]
 
 
+class PlacedError(ValueError):
+    """A fault between fields, with the key below, if any, that it is best shown at."""
+
+    def __init__(self, place: tuple[int | str, ...], message: str) -> None:
+        super().__init__(message)
+        self.place = place
+
+
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class DataSpec(_Part):
@@ -51,24 +59,23 @@ class ModelSpec(_Part):
     dropout: float | None = None
     rotary_base: float | None = None
     norm_epsilon: float | None = None
+    initial_deviation: float | None = None
 
     @model_validator(mode="after")
     def _is_a_model(self) -> Self:
-        self.architecture("QKV")
+        try:
+            self.architecture("QKV")
+        except ValueError as error:
+            # The message names the fields that disagree: it is shown at the first of them that the user gave.
+            words = [word.strip(",:;") for word in str(error).split()]
+            named = [word for word in words if word in self.model_fields_set]
+            raise PlacedError(tuple(named[:1]), str(error)) from error
         return self
 
     def architecture(self, variant: str) -> Architecture:
         """The sizes with a variant; bytes and the document separator make the vocabulary."""
         given = self.model_dump(exclude={"preset"}, exclude_none=True)
         return architecture(self.preset, **given, variant=variant, vocab=VOCABULARY)
-
-
-class PlacedError(ValueError):
-    """A fault between fields, with the place in the file that it is best shown at."""
-
-    def __init__(self, place: tuple[int | str, ...], message: str) -> None:
-        super().__init__(message)
-        self.place = place
 
 
 class StudySpec(_Part):
@@ -79,7 +86,7 @@ class StudySpec(_Part):
     data: DataSpec = DataSpec()
     model: ModelSpec = ModelSpec()
     variants: tuple[Notation, ...] = Field(min_length=1)
-    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0,), min_length=1)
+    seeds: tuple[Annotated[int, Field(ge=0, lt=2**32)], ...] = Field((0,), min_length=1)
     tokens: int = Field(ge=1)
     training: TrainingSettings = TrainingSettings()
     sample: SampleSpec = SampleSpec()

@@ -13,7 +13,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 
 class Step(NamedTuple):
-    """What one optimizer step tells. `tokens` seen so far, `loss` in nats per token, `seconds` since the start."""
+    """What one optimizer step tells. `tokens` seen so far, `loss` in nats per token, `seconds` since the start.
+
+    `gradient_norm` is the norm before clipping.
+    """
 
     step: int
     steps: int
@@ -30,7 +33,7 @@ class Step(NamedTuple):
 
 
 class MetricsCallback(TrainerCallback):
-    """Writes `metrics.jsonl` and tells `progress` about each step. Raises ValueError on a loss that is no number."""
+    """Writes `metrics.jsonl` and tells `progress` about each step. Raises ValueError when the loss is no number."""
 
     def __init__(self, path: Path, tokens_per_step: int, progress: Callable[[Step], None] | None) -> None:
         self.path = path
@@ -64,14 +67,15 @@ class MetricsCallback(TrainerCallback):
             tokens=state.global_step * self.tokens_per_step,
             loss=logs["loss"],
             learning_rate=logs["learning_rate"],
-            gradient_norm=logs.get("grad_norm", math.nan),
+            gradient_norm=logs["grad_norm"],
             seconds=time.perf_counter() - self._started,
         )
-        if not math.isfinite(step.loss):
-            raise ValueError(
-                f"the loss is {step.loss} at step {step.step} of {step.steps}: lower the learning rate "
-                f"({step.learning_rate:.2g} here), lengthen the warm-up, or clip harder"
-            )
+        for name, value in (("loss", step.loss), ("gradient's norm", step.gradient_norm)):
+            if not math.isfinite(value):
+                raise ValueError(
+                    f"the {name} is {value} at step {step.step} of {step.steps}: lower the learning rate "
+                    f"({step.learning_rate:.2g} here), lengthen the warm-up, or clip harder"
+                )
         self._file.write(json.dumps(step._asdict()) + "\n")
         self._file.flush()
         self.steps.append(step)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, RandomSampler
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
@@ -22,6 +22,14 @@ METRICS_FILE = "metrics.jsonl"
 class _Trainer(Trainer):
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         return decayed_parameters(model)
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> RandomSampler:
+        """All steps' windows in one go: each once before any comes again, in an order that the batch does not change.
+
+        Transformers' own would end each round through the windows with a smaller step.
+        """
+        per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        return RandomSampler(self.train_dataset, num_samples=self.args.max_steps * per_step)
 
 
 def decayed_parameters(model: nn.Module) -> list[str]:
@@ -43,8 +51,8 @@ def train(
 ) -> list[Step]:
     """Train `model` in place on about `tokens` tokens; the metrics of every step, also in `folder`/metrics.jsonl.
 
-    `windows` gives `input_ids` and `shift_labels` [context]; their order follows from `seed` alone.
-    Raises ValueError when the loss is no longer a number.
+    `windows` gives `input_ids` and `shift_labels` [context]; their order follows from `seed` alone. Seeds the global
+    random generators, as transformers' Trainer does. Raises ValueError when the loss is no longer a number.
     """
     folder.mkdir(parents=True, exist_ok=True)
     metrics = MetricsCallback(folder / METRICS_FILE, settings.batch * settings.accumulation * context, progress)
@@ -70,7 +78,7 @@ def _arguments(settings: TrainingSettings, steps: int, seed: int, scratch: str) 
         per_device_train_batch_size=settings.batch,
         gradient_accumulation_steps=settings.accumulation,
         learning_rate=settings.learning_rate,
-        lr_scheduler_type="cosine_with_min_lr",
+        lr_scheduler_type="cosine_warmup_with_min_lr",  # unlike `cosine_with_min_lr`, its first step is not at 0
         lr_scheduler_kwargs={"min_lr_rate": settings.minimum},
         warmup_steps=round(settings.warmup * steps),
         weight_decay=settings.weight_decay,

@@ -8,11 +8,12 @@ from pydantic import BaseModel, ConfigDict, Field
 class TrainingSettings(BaseModel):
     """AdamW with a cosine schedule; defaults suit models of about a million parameters.
 
-    One step sees `batch` × `accumulation` windows. `warmup` is a share of the steps, `minimum` a share of
-    `learning_rate` at which the cosine ends. Norms, biases and embeddings are not decayed.
+    One step sees `batch` × `accumulation` windows. Of N steps the first w = `warmup` · N rise evenly to the
+    `learning_rate`; step s after them has the share m + (1 − m)·(1 + cos π(s − w)/(N − w))/2 of it, which ends at
+    m = `minimum`. Norms, biases and embeddings are not decayed.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     batch: int = Field(16, ge=1, description="windows per forward pass")
     accumulation: int = Field(1, ge=1, description="forward passes per step")

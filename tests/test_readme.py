@@ -1,0 +1,63 @@
+"""The README tells the truth: its commands run, its table is the record's, its Python works."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from command_line import run
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+RECORD = "docs/results/demo"
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    (tmp_path / "README.md").write_text(README)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_commands_and_python_run_in_their_order(workplace, capsys):
+    """With the smoke study in the demo's place, so that it takes seconds."""
+    commands = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("twofold ")]
+    assert len(commands) >= 10
+    for command in commands:
+        arguments = [word.replace("demo", "smoke") for word in shlex.split(command)[1:]]
+        outcome = run(capsys, *arguments)
+        assert outcome.code == 0, f"{command}: {outcome.err}"
+        assert outcome.out
+    (code,) = blocks("python")
+    exec(compile(code, "README.md", "exec"), {})
+    assert "bytes of rows" in capsys.readouterr().out
+
+
+def test_make_targets_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\S+)$", "\n".join(blocks("sh")), flags=re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
+
+
+def test_table_is_made_from_the_committed_record(capsys):
+    (command, table) = re.search(r"<!-- twofold (study show .*?) -->\n(.*?)<!-- end -->", README, re.DOTALL).groups()
+    assert RECORD in command
+    made = run(capsys, *[word.replace("docs/", f"{ROOT}/docs/") for word in shlex.split(command)])
+    assert table.strip() == made.out.strip()
+
+
+def test_study_file_in_the_readme_is_valid():
+    from twofold.study.load import parse_study
+
+    (text,) = blocks("yaml")
+    assert parse_study(text, "README.md").name == "my-study"
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / target).exists(), target
