@@ -27,9 +27,10 @@ def rotation(positions_BT: Tensor, head_dim: int, base: float, dtype: torch.dtyp
 
 
 def rotate(x_BTHD: Tensor, by: Rotation) -> Tensor:
-    """Turn every pair of dims by its position's angle."""
+    """Turn every pair of dims by its position's angle; the result has x's dtype, whatever the angles have."""
     first, second = x_BTHD.chunk(2, dim=-1)
-    return torch.cat([first * by.cos - second * by.sin, second * by.cos + first * by.sin], dim=-1)
+    turned = [first * by.cos - second * by.sin, second * by.cos + first * by.sin]
+    return torch.cat(turned, dim=-1).to(x_BTHD.dtype)
 
 
 def rotate_back(x_BTHD: Tensor, by: Rotation) -> Tensor:
