@@ -55,7 +55,10 @@ def test_run_makes_everything(capsys, file, tmp_path):
     ]
     assert outcome.out.splitlines()[-1] == f"{out}/report.html"
     written = {path.name for path in out.iterdir()}
-    assert written == {"study.json", "origin.json", "runs", "results.json", "results.csv", "report.html"}
+    assert written == {
+        *("study.json", "origin.json", "runs", ".locks"),
+        *("results.json", "results.csv", "report.html"),
+    }
     results = json.loads((out / "results.json").read_text())
     assert shlex.split(results["command"]) == ["twofold", "study", "run", str(file), "--out", str(out)]
 

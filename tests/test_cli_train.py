@@ -36,7 +36,7 @@ def test_a_model_is_trained_recorded_and_told(capsys, texts, tmp_path):
     assert written.keys() - told.keys() == {"documents", "curve"}
     assert (told["variant"], told["seed"], told["configuration"]["tokens"]) == ("K=V GQA-2", 3, 500)
     assert told["cache"]["bytes_used"] == told["cache"]["bytes_formula"] == 20 * 2 * 2 * 6 * 4
-    assert {path.name for path in out.iterdir()} == {"model", "metrics.jsonl", "record.json"}
+    assert {path.name for path in out.iterdir()} == {"model", "metrics.jsonl", "record.json", "settings.json"}
     assert len((out / "metrics.jsonl").read_text().splitlines()) == -(-500 // (3 * CONTEXT))
 
 
@@ -59,7 +59,7 @@ def test_a_folder_or_file_in_use_is_refused_and_left_alone(capsys, texts, tmp_pa
     file.write_text("mine")
     for out in (tmp_path, file):
         assert refused(capsys, *arguments(texts, out)) == (
-            f"{out} exists and is not empty: choose another folder with --out, or remove it"
+            f"{out} exists, and is no interrupted run of these settings: choose another folder with --out, or remove it"
         )
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
 

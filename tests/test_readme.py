@@ -25,11 +25,13 @@ def workplace(tmp_path, monkeypatch):
 
 
 def test_commands_and_python_run_in_their_order(workplace, capsys):
-    """With the smoke study in the demo's place, so that it takes seconds."""
+    """With the smoke study in the demo's place and little held-out text, so that it takes seconds."""
     commands = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("twofold ")]
     assert len(commands) >= 10
     for command in commands:
         arguments = [word.replace("demo", "smoke") for word in shlex.split(command)[1:]]
+        if arguments[0] == "train":
+            arguments += ["--set", "data.held_out=0.001"]
         outcome = run(capsys, *arguments)
         assert outcome.code == 0, f"{command}: {outcome.err}"
         assert outcome.out

@@ -1,6 +1,7 @@
 """Studies: what is run, what is left alone, what is refused, and what the records and results say."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -13,11 +14,12 @@ from twofold.data.split import split
 from twofold.evaluation.bigram import bigram_bits_per_byte
 from twofold.evaluation.heldout import evaluate
 from twofold.models.load import load_model
+from twofold.report.headline import notes
 from twofold.study import execute
-from twofold.study.plan import planned_runs
+from twofold.study.plan import note_study, planned_runs
 from twofold.study.record import read_record
-from twofold.study.runner import collect_results
-from twofold.training.run import read_metrics
+from twofold.study.runner import claimed, collect_results
+from twofold.training.metrics import read_metrics
 from twofold.variants.layout import cache_bytes
 
 ALL = [(variant, 0) for variant in VARIANTS]
@@ -62,8 +64,8 @@ def test_records_are_complete_and_true(finished_study, texts):
 def test_a_run_leaves_its_files_and_no_others(finished_study):
     found = {name.split("/", 1)[1] for name in files(finished_study / "runs")}
     model = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
-    assert found == {"record.json", "metrics.jsonl"} | {f"model/{name}" for name in model}
-    assert {path.name for path in finished_study.iterdir()} == {"study.json", "origin.json", "runs"}
+    assert found == {"record.json", "metrics.jsonl", "settings.json"} | {f"model/{name}" for name in model}
+    assert {path.name for path in finished_study.iterdir()} == {"study.json", "origin.json", "runs", ".locks"}
 
 
 def test_variants_share_initial_values_and_the_order_of_the_data(texts, tmp_path, monkeypatch):
@@ -106,7 +108,6 @@ def test_a_missing_record_is_made_again_bit_by_bit(study, texts):
     left_alone, lost = files(first.folder), read_record(second.folder / "record.json")
     weights = load_file(second.folder / "model/model.safetensors")
     (second.folder / "record.json").unlink()
-    (second.folder / "half.done").write_text("")
     assert make(spec(texts), study) == ALL[1:]
     again = read_record(second.folder / "record.json")
     assert again.validation == lost.validation
@@ -114,7 +115,6 @@ def test_a_missing_record_is_made_again_bit_by_bit(study, texts):
     made = load_file(second.folder / "model/model.safetensors")
     assert all(torch.equal(weights[name], made.pop(name)) for name in list(weights))
     assert not made
-    assert not (second.folder / "half.done").exists()
     assert files(first.folder) == left_alone
 
 
@@ -210,11 +210,64 @@ def test_a_full_disk_leaves_the_run_unfinished(texts, tmp_path, monkeypatch, par
     assert make(spec(texts), tmp_path / "out") == ALL
 
 
-def test_a_model_that_diverged_in_its_last_step_gets_no_record(texts, tmp_path):
-    wild = spec(texts, tokens=1, training={"batch": BATCH, "learning_rate": 1e60})
-    with pytest.raises(ValueError, match=r"held-out loss is \w+: lower the learning rate"):
-        make(wild, tmp_path / "out")
-    assert not list((tmp_path / "out").rglob("record.json"))
+@pytest.mark.parametrize(
+    ("tokens", "reason"),
+    [
+        (1, r"held-out loss is \w+: lower the learning rate"),
+        (10**4, r"the (loss|gradient's norm) is \w+ at step \d+ of"),
+    ],
+)
+def test_a_run_that_diverges_is_noted_and_left_out(texts, tmp_path, tokens, reason):
+    wild = spec(texts, tokens=tokens, training={"batch": BATCH, "learning_rate": 1e60})
+    out = tmp_path / "out"
+    assert make(wild, out) == ALL  # the first one's failure does not keep the second from its turn
+    assert make(wild, out) == []  # and nothing is tried again that would end the same way
+    assert all(re.search(reason, run.diverged) for run in planned_runs(wild, out))
+    with pytest.raises(ValueError, match="no run is finished, and 2 diverged: QKV, seed 0: the"):
+        collect_results(out)
+
+
+def test_a_run_that_another_process_has_is_waited_for_and_taken_over(texts, tmp_path):
+    out = tmp_path / "out"
+    first, second = planned_runs(spec(texts), out)
+    note_study(spec(texts), out)
+    claim = claimed(first, out)
+    assert claim.__enter__() is True
+    with claimed(first, out) as mine:
+        assert not mine
+
+    def let_go(step):
+        if step.step == STEPS and not second.finished:
+            claim.__exit__(None, None, None)  # as if the other process had died
+
+    assert make(spec(texts), out, at_step=let_go) == [("K=V MQA", 0), ("QKV", 0)]
+
+
+def test_an_interrupted_run_goes_on_where_it_was(texts, tmp_path, finished_study):
+    def stop(step):
+        if step.step == 7:
+            raise KeyboardInterrupt
+
+    out, reached = tmp_path / "out", []
+    with pytest.raises(KeyboardInterrupt):
+        make(spec(texts), out, at_step=stop)
+    assert make(spec(texts), out, at_step=lambda step: reached.append(step.step)) == ALL
+    assert reached == [*range(7, STEPS + 1), *range(1, STEPS + 1)]
+    for made, whole in zip(records(out, spec(texts)), records(finished_study, spec(texts)), strict=True):
+        assert (made.validation, made.documents, made.curve) == (whole.validation, whole.documents, whole.curve)
+
+
+def test_results_say_who_diverged(study, texts):
+    first, second = planned_runs(spec(texts), study)
+    (second.folder / "record.json").unlink()
+    (second.folder / "diverged.txt").write_text("the loss is nan at step 4 of 11\n")
+    assert make(spec(texts), study) == []
+    results = collect_results(study)
+    assert [run.variant for run in results.runs] == [first.variant]
+    assert [failure.model_dump() for failure in results.diverged] == [
+        {"variant": "K=V MQA", "seed": 0, "reason": "the loss is nan at step 4 of 11"}
+    ]
+    assert "K=V MQA with seed 0 diverged" in " ".join(notes(results))
 
 
 def test_results_have_the_keys_that_programs_rely_on(study, texts):

@@ -68,6 +68,7 @@ class Watched:
 
     def __init__(self, at_step=lambda step: None) -> None:
         self.made: list[tuple[str, int]] = []
+        self.said: list[str] = []
         self.trained = at_step
 
     @contextmanager
@@ -77,6 +78,9 @@ class Watched:
 
     def evaluated(self, tokens: int, total: int) -> None:
         assert 0 < tokens <= total
+
+    def say(self, message: str) -> None:
+        self.said.append(message)
 
 
 def make(study: StudySpec, out: Path, at_step=lambda step: None) -> list[tuple[str, int]]:

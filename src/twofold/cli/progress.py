@@ -35,7 +35,7 @@ def running(title: str) -> Iterator[RunProgress]:
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield RunProgress(title, console, bar)
-    console.print(f"{title}: done in {time.monotonic() - started:.0f} s")
+    console.print(f"{title}: done in {time.monotonic() - started:.0f} s", soft_wrap=True)
 
 
 @contextmanager
@@ -70,8 +70,12 @@ class RunProgress:
         self.bar.update(self._evaluating, completed=tokens, total=total, figures="", visible=True)
         self._line(f"evaluated {tokens:,} of {total:,} tokens")
 
+    def say(self, message: str) -> None:
+        """Something that people should know."""
+        self.console.print(f"{self.title}: {message}", soft_wrap=True)
+
     def _line(self, text: str) -> None:
         if self.console.is_terminal or time.monotonic() < self._line_due:
             return
         self._line_due = time.monotonic() + SECONDS_BETWEEN_LINES
-        self.console.print(f"{self.title}: {text}")
+        self.console.print(f"{self.title}: {text}", soft_wrap=True)

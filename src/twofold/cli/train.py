@@ -40,7 +40,10 @@ def train(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
 ) -> None:
-    """Train one model on text, byte by byte; writes model/, metrics.jsonl and record.json into the folder."""
+    """Train one model on text, byte by byte; writes model/, metrics.jsonl and record.json into the folder.
+
+    The same command goes on where it was interrupted.
+    """
     from twofold.study.load import checked
     from twofold.study.plan import PlannedRun
     from twofold.variants.notation import parse
@@ -57,15 +60,19 @@ def train(
         _apply(content, setting)
     spec = checked(content)
     folder = out or Path("runs") / "train" / f"{parse(spec.variants[0]).slug}_seed{seed}"
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} exists and is not empty: choose another folder with --out, or remove it")
     from twofold.cli.progress import quiet_libraries, running
-    from twofold.study.execute import StudyData, execute
+    from twofold.study.execute import StudyData, execute, may_go_on
 
     quiet_libraries()
     run = PlannedRun(1, spec.variants[0], seed, folder)
+    data_of_run = StudyData.load(spec)
+    if folder.exists() and not may_go_on(run, spec, data_of_run):
+        raise ValueError(
+            f"{folder} exists, and is no interrupted run of these settings: choose another folder with --out, or "
+            "remove it"
+        )
     with running(str(run)) as watcher:
-        record = execute(run, spec, StudyData.load(spec), watcher)
+        record = execute(run, spec, data_of_run, watcher)
     if as_json:
         print_json(record.model_dump(mode="json", exclude={"documents", "curve"}))
         return

@@ -32,7 +32,24 @@ def lead(results: Results) -> str:
 
 def notes(results: Results) -> list[str]:
     """Further findings: who dominates whom, who cannot be told apart, whether models learnt, whether bytes agree."""
-    return [*_dominated(results), *_inseparable(results), _bigram(results), _cache(results)]
+    return [
+        *_dominated(results),
+        *_inseparable(results),
+        *_one_seed(results),
+        _bigram(results),
+        _cache(results),
+        *_diverged(results),
+    ]
+
+
+def _one_seed(results: Results) -> list[str]:
+    if len(results.summary) > 1 and all(len(entry.seeds) == 1 for entry in results.summary):
+        return ["One seed: the intervals are over held-out documents, and say nothing of other seeds."]
+    return []
+
+
+def _diverged(results: Results) -> list[str]:
+    return [f"{f.variant} with seed {f.seed} diverged and is left out: {f.reason}." for f in results.diverged]
 
 
 def _to_baseline(entry: VariantSummary) -> Comparison:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,12 +26,14 @@ from twofold.models.decoder import TwofoldForCausalLM
 from twofold.models.initialise import initialise
 from twofold.models.load import MODEL_FOLDER
 from twofold.study.plan import PlannedRun
-from twofold.study.record import RECORD_FILE, RunRecord, write_record
+from twofold.study.record import RECORD_FILE, RunRecord, write_atomically, write_record
 from twofold.study.results import CorpusRecord
 from twofold.study.spec import StudySpec
-from twofold.training.metrics import Step
+from twofold.training import checkpoints
+from twofold.training.metrics import DivergedError, Step
 from twofold.training.run import train
 
+SETTINGS_FILE = "settings.json"
 CURVE_POINTS = 200
 
 
@@ -41,6 +45,9 @@ class Watcher(Protocol):
 
     def evaluated(self, tokens: int, total: int) -> None:
         """After every batch of held-out text."""
+
+    def say(self, message: str) -> None:
+        """Something that people should know: where the run goes on, or that a checkpoint is damaged."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +84,10 @@ class StudyData:
 def execute(run: PlannedRun, spec: StudySpec, data: StudyData, watcher: Watcher) -> RunRecord:
     """Train the run's model and write its folder: metrics.jsonl, model/, and last of all record.json.
 
-    Raises ValueError for a model that diverged.
+    Goes on from a checkpoint where an earlier call with the same settings was interrupted. Raises `DivergedError` for a
+    model whose loss is no longer a number.
     """
-    started = time.perf_counter()
+    _claim_folder(run, spec, data)
     model = _new_model(run, spec)
     steps = train(
         model,
@@ -90,10 +98,13 @@ def execute(run: PlannedRun, spec: StudySpec, data: StudyData, watcher: Watcher)
         seed=run.seed,
         folder=run.folder,
         progress=watcher.trained,
+        resume=True,
+        say=watcher.say,
     )
+    trained = time.perf_counter()
     evaluation = evaluate(model, data.held_out, spec.data.context, progress=watcher.evaluated)
     if not math.isfinite(evaluation.perplexity):
-        raise ValueError(f"the trained model's held-out loss is {evaluation.loss}: lower the learning rate")
+        raise DivergedError(f"the trained model's held-out loss is {evaluation.loss}: lower the learning rate")
     prompt, generation = _sample(model, spec, data)
     save_model(model, run.folder / MODEL_FOLDER)
     record = RunRecord.model_validate(
@@ -113,7 +124,7 @@ def execute(run: PlannedRun, spec: StudySpec, data: StudyData, watcher: Watcher)
             "speed": {
                 "train_tokens_per_second": steps[-1].tokens_per_second,
                 "decode_tokens_per_second": generation.decode_tokens_per_second,
-                "wall_seconds": time.perf_counter() - started,
+                "wall_seconds": steps[-1].seconds + time.perf_counter() - trained,
             },
             "environment": environment(),
             "configuration": {
@@ -126,7 +137,34 @@ def execute(run: PlannedRun, spec: StudySpec, data: StudyData, watcher: Watcher)
         }
     )
     write_record(record, run.folder / RECORD_FILE)
+    checkpoints.remove(run.folder)
     return record
+
+
+def may_go_on(run: PlannedRun, spec: StudySpec, data: StudyData) -> bool:
+    """Whether the run's folder is empty, or holds an interrupted run of the same settings."""
+    if not run.folder.is_dir():
+        return False
+    return not any(run.folder.iterdir()) or (_is_noted(run, spec, data) and not run.finished)
+
+
+def _claim_folder(run: PlannedRun, spec: StudySpec, data: StudyData) -> None:
+    """Make the run's folder its own: what an earlier call with the same settings left stays, anything else goes."""
+    if not _is_noted(run, spec, data):
+        run.folder.mkdir(parents=True, exist_ok=True)
+        checkpoints.remove(run.folder)
+        write_atomically(run.folder / SETTINGS_FILE, _settings(run, spec, data))
+
+
+def _is_noted(run: PlannedRun, spec: StudySpec, data: StudyData) -> bool:
+    path = run.folder / SETTINGS_FILE
+    return path.is_file() and path.read_bytes() == _settings(run, spec, data)
+
+
+def _settings(run: PlannedRun, spec: StudySpec, data: StudyData) -> bytes:
+    """What a checkpoint must have been made with to be gone on from."""
+    settings = {**spec.comparable(), "variant": run.variant, "seed": run.seed, "text": data.corpus.sha256}
+    return json.dumps(settings, indent=2).encode() + b"\n"
 
 
 def _new_model(run: PlannedRun, spec: StudySpec) -> TwofoldForCausalLM:
@@ -141,11 +179,13 @@ def _new_model(run: PlannedRun, spec: StudySpec) -> TwofoldForCausalLM:
 def save_model(model: TwofoldForCausalLM, folder: Path) -> None:
     """Save model and byte tokenizer, as Auto classes load them; the new `folder` appears whole or not at all."""
     unfinished = folder.with_name(f"{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
     try:
         model.save_pretrained(unfinished)
     except SafetensorError as error:  # its way to say that the disk is full
         raise OSError(f"{unfinished}: {error}") from error
     byte_tokenizer().save_pretrained(unfinished)
+    shutil.rmtree(folder, ignore_errors=True)
     unfinished.rename(folder)
 
 

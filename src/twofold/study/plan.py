@@ -12,6 +12,7 @@ from twofold.variants.notation import parse
 
 STUDY_FILE = "study.json"
 RUNS_FOLDER = "runs"
+DIVERGED_FILE = "diverged.txt"
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,17 @@ class PlannedRun:
     def finished(self) -> bool:
         """A run is finished when its record is there, which is written last."""
         return (self.folder / RECORD_FILE).is_file()
+
+    @property
+    def diverged(self) -> str:
+        """Why the run has no record and will have none; empty where it may still get one."""
+        note = self.folder / DIVERGED_FILE
+        return note.read_text().strip() if note.is_file() else ""
+
+    @property
+    def ended(self) -> bool:
+        """Nothing is left to do for it."""
+        return self.finished or bool(self.diverged)
 
     def __str__(self) -> str:
         return f"{self.variant}, seed {self.seed}"

@@ -27,6 +27,14 @@ class CorpusRecord(Part):
     held_out_bytes: NonNegativeInt
 
 
+class Failure(Part):
+    """A run whose loss stopped being a number, and what was said of it."""
+
+    variant: str
+    seed: int
+    reason: str
+
+
 class Results(Part):
     """Everything that the report shows. `created` is an ISO 8601 time, `command` what made the results."""
 
@@ -40,6 +48,7 @@ class Results(Part):
     summary: tuple[VariantSummary, ...]
     comparisons: tuple[Comparison, ...]
     frontier: tuple[str, ...]
+    diverged: tuple[Failure, ...] = ()
 
 
 def build_results(
@@ -50,6 +59,7 @@ def build_results(
     created: str,
     corpus: CorpusRecord,
     bigram_bits_per_byte: float,
+    diverged: Sequence[Failure] = (),
 ) -> Results:
     """Put a study's finished runs together. ValueError where they cannot be compared (see `analyse`)."""
     statistics = analyse(records)
@@ -66,6 +76,7 @@ def build_results(
         summary=statistics.summary,
         comparisons=statistics.comparisons,
         frontier=statistics.frontier,
+        diverged=tuple(diverged),
     )
 
 

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twofold.study.plan import PlannedRun, check_folder, has_finished_runs, note_study, planned_runs, read_study
+from filelock import FileLock, Timeout
+
+from twofold.study.plan import (
+    DIVERGED_FILE,
+    PlannedRun,
+    check_folder,
+    has_finished_runs,
+    note_study,
+    planned_runs,
+    read_study,
+)
 from twofold.study.record import RECORD_FILE, Part, RunRecord, read_checked, read_record, to_json, write_atomically
-from twofold.study.results import CorpusRecord, Results, build_results, write_results
+from twofold.study.results import CorpusRecord, Failure, Results, build_results, write_results
 from twofold.study.spec import StudySpec
 
 if TYPE_CHECKING:
-    from twofold.study.execute import Watcher
+    from twofold.study.execute import StudyData, Watcher
 
 ORIGIN_FILE = "origin.json"
+LOCKS_FOLDER = ".locks"
+SECONDS_BETWEEN_LOOKS = 1.0
 
 Watch = Callable[[PlannedRun], AbstractContextManager["Watcher"]]
 
@@ -32,23 +44,25 @@ class Origin(Part):
 
 
 def run_study(spec: StudySpec, out: Path, command: str, watch: Watch) -> list[RunRecord]:
-    """Make the runs that have no record yet, one after the other; the records of all.
+    """Make the runs that have no record yet; the records of all that have one in the end.
 
+    Several processes may work on one folder: each run is made by one of them, and where that one dies, another goes on
+    from its last checkpoint. A run that diverges is noted and left, and the others are made.
     `watch` is entered for each run that is made and gives the `Watcher` of its progress. Raises ValueError where `out`
     belongs to something else, or where the text is no longer what its finished runs had.
     """
     check_folder(spec, out)
     runs = planned_runs(spec, out)
-    missing = [run for run in runs if not run.finished]
+    missing = [run for run in runs if not run.ended]
     if missing:
         _make(missing, spec, out, command, watch)
     else:
         note_study(spec, out)
-    return [read_record(run.folder / RECORD_FILE) for run in runs]
+    return [read_record(run.folder / RECORD_FILE) for run in runs if run.finished]
 
 
 def _make(missing: list[PlannedRun], spec: StudySpec, out: Path, command: str, watch: Watch) -> None:
-    from twofold.study.execute import StudyData, execute
+    from twofold.study.execute import StudyData
 
     data = StudyData.load(spec)  # before anything is written: a wrong path leaves no folder behind
     origin = Origin(study=spec.name, command=command, corpus=data.record(), bigram_bits_per_byte=data.bigram())
@@ -56,11 +70,41 @@ def _make(missing: list[PlannedRun], spec: StudySpec, out: Path, command: str, w
         _check_same_text(_read_origin(out).corpus, origin.corpus, out)
     note_study(spec, out)
     write_atomically(out / ORIGIN_FILE, to_json(origin))
-    for run in missing:
-        if run.folder.exists():
-            shutil.rmtree(run.folder)  # half finished
-        with watch(run) as watcher:
+    while missing:
+        for run in missing:
+            with claimed(run, out) as mine:
+                if mine and not run.ended:
+                    _make_one(run, spec, data, watch)
+        missing = [run for run in missing if not run.ended]
+        if missing:
+            time.sleep(SECONDS_BETWEEN_LOOKS)  # another process makes them, or made them in vain
+
+
+def _make_one(run: PlannedRun, spec: StudySpec, data: StudyData, watch: Watch) -> None:
+    from twofold.study.execute import execute
+    from twofold.training.metrics import DivergedError
+
+    with watch(run) as watcher:
+        try:
             execute(run, spec, data, watcher)
+        except DivergedError as error:
+            write_atomically(run.folder / DIVERGED_FILE, f"{error}\n".encode())
+            watcher.say(f"diverged and is left out: {error}")
+
+
+@contextmanager
+def claimed(run: PlannedRun, out: Path) -> Iterator[bool]:
+    """Whether this process has the run for itself while the block lasts. A claim ends with its process, however."""
+    lock = FileLock(out / LOCKS_FOLDER / f"{run.folder.name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
 
 
 def _check_same_text(noted: CorpusRecord, found: CorpusRecord, out: Path) -> None:
@@ -82,11 +126,18 @@ def collect_results(out: Path) -> Results:
     Raises ValueError where `out` holds no study or no finished run.
     """
     spec = read_study(out)
-    records = [read_record(run.folder / RECORD_FILE) for run in planned_runs(spec, out) if run.finished]
+    runs = planned_runs(spec, out)
+    records = [read_record(run.folder / RECORD_FILE) for run in runs if run.finished]
+    failures = [Failure(variant=run.variant, seed=run.seed, reason=run.diverged) for run in runs if run.diverged]
+    if not records and failures:
+        raise ValueError(
+            f"{out}: no run is finished, and {len(failures)} diverged: {failures[0].variant}, seed {failures[0].seed}: "
+            f"{failures[0].reason}"
+        )
     if not records:
         raise ValueError(f"{out}: no run is finished yet; `twofold study run` makes them")
     origin = _read_origin(out)
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    results = build_results(records, **dict(origin), created=created)
+    results = build_results(records, **dict(origin), created=created, diverged=failures)
     write_results(results, out)
     return results

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, TextIO
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+METRICS_FILE = "metrics.jsonl"
+
 
 class Step(NamedTuple):
     """What one optimizer step tells. `tokens` seen so far, `loss` in nats per token, `seconds` since the start.
@@ -32,23 +34,33 @@ class Step(NamedTuple):
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
-class MetricsCallback(TrainerCallback):
-    """Writes `metrics.jsonl` and tells `progress` about each step. Raises ValueError when the loss is no number."""
+class DivergedError(ValueError):
+    """The loss or its gradient is no longer a number; training on would be in vain."""
 
-    def __init__(self, path: Path, tokens_per_step: int, progress: Callable[[Step], None] | None) -> None:
+
+class MetricsCallback(TrainerCallback):
+    """Writes `metrics.jsonl` and tells `progress` about each step. Raises `DivergedError` when the loss is no number.
+
+    `kept` are the steps before the one that training goes on from; the file starts with them.
+    """
+
+    def __init__(
+        self, path: Path, tokens_per_step: int, progress: Callable[[Step], None] | None, kept: list[Step]
+    ) -> None:
         self.path = path
         self.tokens_per_step = tokens_per_step
         self.progress = progress
-        self.steps: list[Step] = []
+        self.steps = list(kept)
         self._file: TextIO | None = None
         self._started = 0.0
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Start the file and the clock."""
+        """Start the file with the steps that are kept, and the clock where they left it."""
         self._file = self.path.open("w")
-        self._started = time.perf_counter()
+        self._file.writelines(_line(step) for step in self.steps)
+        self._started = time.perf_counter() - (self.steps[-1].seconds if self.steps else 0.0)
 
     def on_log(
         self,
@@ -72,11 +84,11 @@ class MetricsCallback(TrainerCallback):
         )
         for name, value in (("loss", step.loss), ("gradient's norm", step.gradient_norm)):
             if not math.isfinite(value):
-                raise ValueError(
+                raise DivergedError(
                     f"the {name} is {value} at step {step.step} of {step.steps}: lower the learning rate "
                     f"({step.learning_rate:.2g} here), lengthen the warm-up, or clip harder"
                 )
-        self._file.write(json.dumps(step._asdict()) + "\n")
+        self._file.write(_line(step))
         self._file.flush()
         self.steps.append(step)
         if self.progress:
@@ -87,3 +99,17 @@ class MetricsCallback(TrainerCallback):
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _line(step: Step) -> str:
+    return json.dumps(step._asdict()) + "\n"
+
+
+def read_metrics(folder: Path, up_to: int | None = None) -> list[Step]:
+    """The steps that a run's folder tells of, up to one of them if given; a line that was cut off is left out."""
+    path = folder / METRICS_FILE
+    if not path.is_file():
+        return []
+    lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    steps = [Step(**json.loads(line)) for line in lines]
+    return steps if up_to is None else [step for step in steps if step.step <= up_to]

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
+import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from safetensors.torch import load_model
 from torch import nn
 from torch.utils.data import Dataset, RandomSampler
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from twofold.models.decoder import TwofoldForCausalLM
-from twofold.training.metrics import MetricsCallback, Step
+from twofold.training import checkpoints
+from twofold.training.metrics import METRICS_FILE, MetricsCallback, Step, read_metrics
 from twofold.training.settings import TrainingSettings
 
-METRICS_FILE = "metrics.jsonl"
+log = logging.getLogger(__name__)
 
 
 class _Trainer(Trainer):
+    def __init__(self, run_folder: Path, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.run_folder = run_folder
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        step = self.state.global_step
+        checkpoints.publish(Path(self.args.output_dir) / f"checkpoint-{step}", self.run_folder, step)
+
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         return decayed_parameters(model)
 
@@ -48,32 +59,48 @@ def train(
     seed: int,
     folder: Path,
     progress: Callable[[Step], None] | None = None,
+    resume: bool = False,
+    say: Callable[[str], None] = log.warning,
 ) -> list[Step]:
     """Train `model` in place on about `tokens` tokens; the metrics of every step, also in `folder`/metrics.jsonl.
 
+    With `resume` it goes on from the newest sound checkpoint in `folder`, if there is one, which the same arguments
+    must have made: weights and metrics end up as if nothing had interrupted the run, bit by bit on a CPU. `say` is told
+    where it goes on, and of damaged checkpoints. Without, checkpoints in `folder` are removed first.
     `windows` gives `input_ids` and `shift_labels` [context]; their order follows from `seed` alone. Seeds the global
-    random generators, as transformers' Trainer does. Raises ValueError when the loss is no longer a number.
+    random generators, as transformers' Trainer does. Raises `DivergedError` when the loss is no longer a number.
     """
+    steps = settings.steps(tokens, context)
     folder.mkdir(parents=True, exist_ok=True)
-    metrics = MetricsCallback(folder / METRICS_FILE, settings.batch * settings.accumulation * context, progress)
-    with tempfile.TemporaryDirectory() as scratch:
-        trainer = _Trainer(
-            model=model,
-            args=_arguments(settings, settings.steps(tokens, context), seed, scratch),
-            train_dataset=windows,
-            callbacks=[metrics],
-        )
-        trainer.remove_callback(PrinterCallback)
-        try:
-            trainer.train()
-        finally:
-            metrics.close()
+    if not resume:
+        checkpoints.remove(folder)
+    found = checkpoints.latest(folder, say)
+    place, done = found or (None, 0)
+    kept = read_metrics(folder, up_to=done)
+    if place:
+        say(f"goes on after step {done} of {steps}")
+    if place and done == steps:
+        load_model(model, place / "model.safetensors")
+        return kept
+    metrics = MetricsCallback(folder / METRICS_FILE, settings.batch * settings.accumulation * context, progress, kept)
+    trainer = _Trainer(
+        run_folder=folder,
+        model=model,
+        args=_arguments(settings, steps, seed, checkpoints.unfinished(folder)),
+        train_dataset=windows,
+        callbacks=[metrics],
+    )
+    trainer.remove_callback(PrinterCallback)
+    try:
+        trainer.train(resume_from_checkpoint=str(place) if place else None)
+    finally:
+        metrics.close()
     return metrics.steps
 
 
-def _arguments(settings: TrainingSettings, steps: int, seed: int, scratch: str) -> TrainingArguments:
+def _arguments(settings: TrainingSettings, steps: int, seed: int, output: Path) -> TrainingArguments:
     return TrainingArguments(
-        output_dir=scratch,
+        output_dir=str(output),
         max_steps=steps,
         per_device_train_batch_size=settings.batch,
         gradient_accumulation_steps=settings.accumulation,
@@ -90,15 +117,11 @@ def _arguments(settings: TrainingSettings, steps: int, seed: int, scratch: str) 
         data_seed=seed,
         logging_steps=1,
         logging_nan_inf_filter=False,
-        save_strategy="no",
+        save_strategy="steps" if settings.checkpoints else "no",
+        save_steps=max(1, steps // max(1, settings.checkpoints)),
         report_to="none",
         disable_tqdm=True,
         remove_unused_columns=False,
         label_names=["shift_labels"],
         dataloader_pin_memory=False,
     )
-
-
-def read_metrics(folder: Path) -> list[Step]:
-    """The steps that `train` wrote into `folder`."""
-    return [Step(**json.loads(line)) for line in (folder / METRICS_FILE).read_text().splitlines()]

@@ -24,6 +24,7 @@ class TrainingSettings(BaseModel):
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.95, ge=0, lt=1)
     clip: float = Field(1.0, gt=0, description="largest norm of the gradient")
+    checkpoints: int = Field(10, ge=0, description="checkpoints per run, to go on from after an interruption")
 
     def steps(self, tokens: int, context: int) -> int:
         """Steps that see at least `tokens` tokens in windows of `context`."""
