@@ -43,7 +43,7 @@ def synthetic_record(
     return RunRecord(
         variant=variant + text,
         seed=seed,
-        parameters=parameters or {"total": 900_007, "attention": 262_144, "mlp": 500_003},
+        parameters=parameters or {"total": 762_147, "attention": 262_144, "mlp": 500_003},
         validation=_validation(documents),
         cache=_cache(bytes_per_token, tokens=257),
         speed=Speed(train_tokens_per_second=18_013, decode_tokens_per_second=211, wall_seconds=97),

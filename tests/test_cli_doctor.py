@@ -14,7 +14,7 @@ from twofold.version import __version__
 
 def test_environment_has_the_keys_of_a_record():
     found = environment.environment()
-    keys = "twofold python torch transformers platform processor threads device commit"
+    keys = "twofold python torch transformers platform processor threads device processes commit"
     assert list(found) == keys.split()
     assert found["twofold"] == __version__
     assert found["torch"] == torch.__version__

@@ -130,3 +130,16 @@ def test_a_stream_that_cannot_encode_gets_question_marks():
     done = shell("PYTHONIOENCODING=ascii twofold plan --variant QKV --variant K=V")
     assert (done.returncode, done.stderr) == (0, "")
     assert "10? MACs" in done.stdout
+
+
+def test_brackets_in_what_a_user_gives_are_no_markup(capsys, texts, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sizes = ("--set", "model.width=24", "--set", "data.context=37", "--set", "data.held_out=0.2", "--tokens", "1")
+    for name in ("m[/b]", "m[bold]"):
+        outcome = run(capsys, "train", "--data", str(texts), *sizes, "--out", name)
+        assert (outcome.code, outcome.out.split()[-1]) == (0, name)
+
+
+def test_a_closed_standard_output_is_no_crash():
+    done = subprocess.run(f'"{sys.executable}" -m twofold.cli.main variants >&-', shell=True, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -16,8 +16,9 @@ from command_line import run
 from tiny_study import STEPS, VARIANTS, content, files
 from twofold.report import look
 from twofold.study import execute
+from twofold.study.load import builtin_studies
 
-SUMMARY_HEAD = "| variant | parameters | bits per byte | cache bytes/token | of largest | verdict |"
+SUMMARY_HEAD = "| variant | parameters | bits per byte | to baseline | cache bytes/token | of largest | verdict |"
 
 
 @pytest.fixture
@@ -179,9 +180,17 @@ def test_show_reads_a_folder_or_a_file_and_writes_nothing(capsys, out):
     as_json = study(capsys, "show", out, "--json")
     assert json.loads(as_json.out) == json.loads(before["results.json"][0])
     lines = study(capsys, "show", out, "--markdown").out.splitlines()
-    assert lines[:2] == [SUMMARY_HEAD, "| :-- | --: | --: | --: | --: | :-- |"]
+    assert lines[:2] == [SUMMARY_HEAD, "| :-- | --: | --: | --: | --: | --: | :-- |"]
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| QKV", "| K=V MQA"]
     assert files(out) == before
+
+
+def test_what_is_missing_stands_below_the_table(capsys, out):
+    (out / "runs/K=V_MQA_seed0/record.json").unlink()
+    shown = study(capsys, "report", out).out
+    assert "not finished yet: 1 of 2 runs" in shown
+    assert "trained too little to be compared, no better than that model: QKV" in shown
+    assert "1 of 2 runs are not finished yet" in (out / "report.html").read_text()
 
 
 def test_show_refuses_what_it_cannot_read(capsys, out, monkeypatch):
@@ -198,7 +207,8 @@ def test_show_draws_an_image_or_says_why_not(capsys, out, monkeypatch):
 
     monkeypatch.setattr(look.go.Figure, "to_image", fail)
     message = refused(capsys, "show", out, "--image", out / "frontier.svg")
-    assert message.startswith("cannot draw frontier.svg: no Chrome here. Images end in .svg, .png or .pdf")
+    assert message.startswith("cannot draw frontier.svg: images need")
+    assert message.endswith("Plotly says: no Chrome here.")
     monkeypatch.setattr(look.go.Figure, "to_image", lambda self, **_: b"<svg/>")
     assert study(capsys, "show", out, "--image", out / "frontier.svg") == (0, "", "")
     assert (out / "frontier.svg").read_bytes() == b"<svg/>"
@@ -207,8 +217,8 @@ def test_show_draws_an_image_or_says_why_not(capsys, out, monkeypatch):
 def test_list_names_the_built_in_studies(capsys):
     outcome = study(capsys, "list", "--json")
     listed = json.loads(outcome.out)
-    assert [study["name"] for study in listed] == ["demo", "smoke"]
-    assert all(study.keys() == {"name", "description", "variants"} for study in listed)
+    assert [study["name"] for study in listed] == list(builtin_studies())
+    assert all(study.keys() == {"name", "description", "variants", "seeds", "tokens"} for study in listed)
     shown = study(capsys, "list")
     assert (shown.code, shown.err) == (0, "")
-    assert {"demo", "smoke"} <= set(shown.out.split())
+    assert {"demo", "smoke", "equal-cache"} <= set(shown.out.split())

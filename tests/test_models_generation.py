@@ -4,7 +4,16 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicCache, StaticCache
 
-from small_models import PAIRED, POSITIONS, STYLES, formula_bytes, random_ids, small_model, uninitialised_is_nan
+from small_models import (
+    PAIRED,
+    POSITIONS,
+    STYLES,
+    VARIANTS,
+    formula_bytes,
+    random_ids,
+    small_model,
+    uninitialised_is_nan,
+)
 from twofold.cache.layer import GROWTH, RowLayer
 from twofold.cache.row_cache import RowCache
 
@@ -162,3 +171,22 @@ def test_generation_is_the_same_with_eager_attention():
     assert torch.equal(generate(fast, ids).sequences, generate(slow, ids).sequences)
     attentions = generate(slow, ids, output_attentions=True).attentions
     assert attentions[-1][0].shape == (2, 6, 1, PROMPT + NEW - 1)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_former_name_of_the_cache_is_the_cache(variant):
+    model = small_model(variant)
+    ids = random_ids(2, 11)
+    with torch.no_grad():
+        first = model(ids[:, :7])
+        full = model(ids).logits[:, 7:]
+        rest = model(ids[:, 7:], past_key_values=first.cache).logits
+    assert (rest - full).abs().max() < 1e-9
+
+
+def test_an_early_exit_uses_fewer_layers_and_leaves_the_model_whole():
+    model = small_model("K=V GQA-2")
+    ids = random_ids(1, 7)
+    greedy = model.generate(ids, max_new_tokens=5, do_sample=False)
+    assert torch.equal(model.generate(ids, max_new_tokens=5, do_sample=False, assistant_early_exit=1), greedy)
+    assert torch.equal(model.generate(ids, max_new_tokens=5, do_sample=False), greedy)

@@ -40,7 +40,7 @@ def test_main_table_runs_from_the_largest_cache_and_the_better_first():
         synthetic_record("QKV", 2.0),
     ]
     rows = tables.summary_rows(synthetic_results(runs))
-    assert [row.variant for row in rows] == ["QKV", "Q=K", "K=V MQA"]
+    assert [row.label for row in rows] == ["QKV", "Q=K", "K=V MQA"]
     assert [row.paper_name for row in rows] == ["QKV", "Q=K-V", "Q-MQA"]
     assert (rows[0].difference, rows[1].difference) == ("baseline", "+0.2000")
     assert (rows[2].cache, rows[2].ratio, rows[2].share) == ("64 B", "12.5 %", 0.125)
@@ -72,7 +72,7 @@ def test_measured_bytes_that_disagree_are_marked():
     good = synthetic_record("QKV", 2.0)
     cache = good.cache.model_copy(update={"bytes_formula": 7})
     bad = synthetic_record("MQA", 2.0, bytes_per_token=64).model_copy(update={"cache": cache})
-    rows = {row.variant: row for row in tables.measured_rows(synthetic_results([good, bad]))}
+    rows = {row.label: row for row in tables.measured_rows(synthetic_results([good, bad]))}
     assert rows["QKV"].agrees
     assert not rows["MQA"].agrees
 

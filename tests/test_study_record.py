@@ -20,12 +20,29 @@ def test_record_survives_its_file(tmp_path):
 
 
 def test_bits_per_byte_must_follow_from_the_documents():
-    with pytest.raises(ValidationError, match=r"documents give 2\.0.* bits per byte, the validation says 1\.9"):
+    with pytest.raises(ValidationError, match=r"documents give bits_per_byte 2\.0.*, the validation says 1\.9"):
         RunRecord.model_validate(changed("validation", bits_per_byte=1.9))
 
 
+@pytest.mark.parametrize("measure", ["loss", "perplexity"])
+def test_other_measures_must_follow_too(measure):
+    with pytest.raises(ValidationError, match=rf"documents give {measure} \d.*, the validation says 1\.0"):
+        RunRecord.model_validate(changed("validation", **{measure: 1.0}))
+
+
+def test_parts_of_the_parameters_must_add_up():
+    with pytest.raises(ValidationError, match="the parts have 7 parameters, and the total says 8"):
+        synthetic_record("QKV", 2.0, parameters={"total": 8, "attention": 3, "mlp": 4})
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 0, -1])
+def test_speeds_are_finite_and_positive(value):
+    with pytest.raises(ValidationError):
+        RunRecord.model_validate(changed("speed", wall_seconds=value))
+
+
 def test_bytes_of_the_documents_must_add_up():
-    with pytest.raises(ValidationError, match="the documents hold 23649 bytes, the validation 23650"):
+    with pytest.raises(ValidationError, match="documents give bytes 23649, the validation says 23650"):
         RunRecord.model_validate(changed("validation", bytes=23_650))
 
 

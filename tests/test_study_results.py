@@ -8,7 +8,7 @@ import pytest
 from synthetic_records import synthetic_record, synthetic_results
 from twofold.study.results import read_results, write_results
 
-RUN_KEYS = {"variant", "seed", "parameters", "validation", "cache", "speed", "environment", "sample"}
+RUN_KEYS = {"label", "variant", "seed", "parameters", "validation", "cache", "speed", "environment", "sample"}
 
 
 def three_runs():
@@ -44,7 +44,7 @@ def test_runs_are_ordered_by_variant_as_given_and_seed():
 
 def test_csv_has_one_line_per_run_with_the_json_values(tmp_path):
     records = three_runs()
-    records[1] = synthetic_record("QKV", 2.0, seed=2, parameters={"total": 13, "attention": 7, "scales": 5})
+    records[1] = synthetic_record("QKV", 2.0, seed=2, parameters={"total": 12, "attention": 7, "scales": 5})
     results = synthetic_results(records)
     _, path = write_results(results, tmp_path)
     with path.open(newline="") as file:

@@ -265,7 +265,7 @@ def test_results_say_who_diverged(study, texts):
     results = collect_results(study)
     assert [run.variant for run in results.runs] == [first.variant]
     assert [failure.model_dump() for failure in results.diverged] == [
-        {"variant": "K=V MQA", "seed": 0, "reason": "the loss is nan at step 4 of 11"}
+        {"label": "K=V MQA", "variant": "K=V MQA", "seed": 0, "reason": "the loss is nan at step 4 of 11"}
     ]
     assert "K=V MQA with seed 0 diverged" in " ".join(notes(results))
 
@@ -295,3 +295,20 @@ def test_a_saved_model_is_the_trained_one(tmp_path):
     with torch.no_grad():
         assert torch.equal(load_model(tmp_path)(ids).logits, model(ids).logits)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_settings_that_diverged_may_be_mended_in_place(texts, tmp_path):
+    wild = {"batch": BATCH, "learning_rate": 1e60}
+    assert make(spec(texts, training=wild), tmp_path / "out") == ALL
+    assert make(spec(texts), tmp_path / "out") == ALL
+    assert not list((tmp_path / "out").rglob("diverged.txt"))
+
+
+def test_settings_are_not_changed_under_another_process(texts, tmp_path):
+    out = tmp_path / "out"
+    note_study(spec(texts), out)
+    with (
+        claimed(planned_runs(spec(texts), out)[0], out),
+        pytest.raises(ValueError, match=r"another process is at work in .* with other settings"),
+    ):
+        make(spec(texts, tokens=5), out)

@@ -202,7 +202,7 @@ def test_runs_that_cannot_be_compared_are_refused():
         analyse([plain, plain])
     with pytest.raises(ValueError, match="MQA with seed 5 was scored on other documents"):
         analyse([plain, synthetic_record("MQA", 2.0, seed=5, names=NAMES[::-1])])
-    with pytest.raises(ValueError, match="11 parameters with seed 1 and 900007 with seed 0"):
-        analyse([plain, synthetic_record("QKV", 2.0, seed=1, parameters={"total": 11, "attention": 5})])
+    with pytest.raises(ValueError, match="11 parameters with seed 1 and 762147 with seed 0"):
+        analyse([plain, synthetic_record("QKV", 2.0, seed=1, parameters={"total": 11, "attention": 5, "mlp": 6})])
     with pytest.raises(ValueError, match=r"caches 88\.0 bytes per token with seed 1 and 512\.0 with seed 0"):
         analyse([plain, synthetic_record("QKV", 2.0, seed=1, bytes_per_token=88)])

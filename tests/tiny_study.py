@@ -73,7 +73,7 @@ class Watched:
 
     @contextmanager
     def __call__(self, run: PlannedRun) -> Iterator["Watched"]:
-        self.made.append((run.variant, run.seed))
+        self.made.append((run.label, run.seed))
         yield self
 
     def evaluated(self, tokens: int, total: int) -> None:
@@ -84,7 +84,7 @@ class Watched:
 
 
 def make(study: StudySpec, out: Path, at_step=lambda step: None) -> list[tuple[str, int]]:
-    """Run what is missing; (variant, seed) of each run that was made."""
+    """Run what is missing; (label, seed) of each run that was made."""
     watched = Watched(at_step)
     run_study(study, out, COMMAND, watched)
     return watched.made

@@ -13,7 +13,8 @@ from twofold.version import __version__
 
 def environment() -> dict[str, str | int | None]:
     """The birth certificate of a result: twofold, python, torch, transformers, platform, processor, threads, device,
-    commit. `threads` are torch's; `commit` is None outside a git checkout. Loads torch.
+    processes, commit. `threads` are torch's, `processes` those that a launcher started to work together; `commit` is
+    None outside a git checkout. Loads torch.
     """
     import torch
 
@@ -26,6 +27,7 @@ def environment() -> dict[str, str | int | None]:
         "processor": processor(),
         "threads": torch.get_num_threads(),
         "device": device(),
+        "processes": process_count(),
         "commit": commit(),
     }
 
@@ -53,6 +55,11 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def process_count() -> int:
+    """Processes that work together, by what their launcher says (`torchrun`, `accelerate launch`); 1 without one."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def memory_bytes() -> int | None:

@@ -9,7 +9,7 @@ shared part, [capacity, shared_width]. Streaming one head's rows is then one str
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,11 +21,16 @@ from twofold.variants.layout import RowLayout
 GROWTH = 1.5
 """A growing layer never reserves more than this many times the bytes it uses."""
 _FRESH = 1.25  # a new buffer takes half of that slack, so that cropping a few tokens does not move it
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""What rows can be kept in."""
 _CHUNKS = 16  # reordering goes through the rows in this many pieces: its scratch memory is 1/16 of the rows
 
 
 class RowLayer(CacheLayerMixin):
     """Rows of B sequences. With `capacity` (tokens) it is allocated once and never moves; without, it grows.
+
+    Rows are kept in the dtype they come in, and rows of another are refused later on. With `dtype` they are kept in
+    that one: rounded when they are appended, and a copy in the dtype of the appended rows when they are read.
 
     Shapes: `heads_BGTW` [B, G, T, head_width], `shared_BTW` [B, T, shared_width] or None, where T counts new tokens
     on the way in and all tokens on the way out.
@@ -34,11 +39,16 @@ class RowLayer(CacheLayerMixin):
     is_croppable = True
     supports_early_init = False  # the buffer is made by the first rows, which know its dtype and device
 
-    def __init__(self, layout: RowLayout, kv_heads: int, capacity: int | None = None) -> None:
+    def __init__(
+        self, layout: RowLayout, kv_heads: int, capacity: int | None = None, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
+        if dtype is not None and dtype not in DTYPES:
+            raise ValueError(f"rows can be kept in {', '.join(str(known) for known in DTYPES)}, and not in {dtype}")
         self.layout = layout
         self.kv_heads = kv_heads
         self.capacity = capacity
+        self.dtype = dtype
         self.length = 0
         self._buffer: Tensor | None = None
 
@@ -60,6 +70,11 @@ class RowLayer(CacheLayerMixin):
         """Identifies the storage, so that one that several layers read is counted once; 0 before the first rows."""
         return 0 if self._buffer is None else self._buffer.untyped_storage().data_ptr()
 
+    def rows(self) -> tuple[Tensor, Tensor | None]:
+        """Views of all rows as they are kept. Only where there are any: see `is_initialized`."""
+        heads_BGSW, *rest = self._parts()
+        return heads_BGSW, rest[0][:, 0] if rest else None
+
     # Appending ------------------------------------------------------------------------------------------------
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None) -> None:
@@ -72,7 +87,9 @@ class RowLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor | None, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """Append `heads_BGTW` (and `shared_BTW`) in place; views of all rows. Raises ValueError when it is full."""
+        """Append `heads_BGTW` (and `shared_BTW`) in place; all rows, in the dtype of these, as views where it is the
+        layer's. Raises ValueError for rows that do not fit.
+        """
         heads_BGTW, shared_BTW = key_states, value_states
         self._check(heads_BGTW, shared_BTW)
         start, end = self.length, self.length + heads_BGTW.shape[2]
@@ -81,13 +98,12 @@ class RowLayer(CacheLayerMixin):
         elif end > self._buffer_tokens:
             self._move(int(_FRESH * end))
         self.length = end
-        heads_BGSW, *rest = self._parts()
+        heads_BGSW, shared_BSW = self.rows()
         heads_BGSW[:, :, start:].copy_(heads_BGTW)
-        if shared_BTW is None:
-            return heads_BGSW, None
-        shared_BSW = rest[0][:, 0]
+        if shared_BSW is None or shared_BTW is None:
+            return heads_BGSW.to(heads_BGTW.dtype), None
         shared_BSW[:, start:].copy_(shared_BTW)
-        return heads_BGSW, shared_BSW
+        return heads_BGSW.to(heads_BGTW.dtype), shared_BSW.to(shared_BTW.dtype)
 
     def _check(self, heads_BGTW: Tensor, shared_BTW: Tensor | None) -> None:
         assert heads_BGTW.shape[1::2] == (self.kv_heads, self.layout.head_width)
@@ -100,14 +116,20 @@ class RowLayer(CacheLayerMixin):
         if heads_BGTW.shape[0] != self._buffer.shape[0]:
             raise ValueError(
                 f"the cache holds rows of {self._buffer.shape[0]} sequences and got rows of {heads_BGTW.shape[0]}: "
-                "reset it, or use a new one"
+                "reset it, repeat its sequences (`batch_repeat_interleave`), or use a new one"
             )
-        if heads_BGTW.dtype != self._buffer.dtype:
-            raise ValueError(f"the cache holds {self._buffer.dtype} rows and got {heads_BGTW.dtype}: use a new one")
+        if self._buffer.dtype != self._kept_dtype(heads_BGTW):
+            raise ValueError(
+                f"the cache holds {self._buffer.dtype} rows and got {heads_BGTW.dtype}: use a new one, or make it with "
+                "the dtype to keep rows in (`new_cache(dtype=...)`)"
+            )
 
     def _made_for(self, rows: Tensor) -> bool:
         buffer = self._buffer
-        return buffer is not None and (buffer.shape[0], buffer.dtype) == (rows.shape[0], rows.dtype)
+        return buffer is not None and (buffer.shape[0], buffer.dtype) == (rows.shape[0], self._kept_dtype(rows))
+
+    def _kept_dtype(self, rows: Tensor) -> torch.dtype:
+        return rows.dtype if self.dtype is None else self.dtype
 
     # The storage ----------------------------------------------------------------------------------------------
 
@@ -118,7 +140,13 @@ class RowLayer(CacheLayerMixin):
 
     def _allocate(self, like: Tensor, batch: int, tokens: int) -> Tensor:
         with torch.inference_mode(False):  # rows may be written outside the mode that the first ones came in
-            return like.new_empty(batch, tokens * self.layout.numbers(self.kv_heads))
+            return like.new_empty(batch, tokens * self.layout.numbers(self.kv_heads), dtype=self._kept_dtype(like))
+
+    def _replace(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Put `change(buffer)` in the buffer's place."""
+        if self._buffer is not None:
+            with torch.inference_mode(False):  # as in `_allocate`
+                self._buffer = change(self._buffer)
 
     def _parts(self) -> Iterator[Tensor]:
         """Views of the rows in use: [B, G, S, head_width], then [B, 1, S, shared_width] where rows have that part."""
@@ -188,20 +216,16 @@ class RowLayer(CacheLayerMixin):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Every sequence `repeats` times, one beside the other."""
-        if self._buffer is not None:
-            self._buffer = self._buffer.repeat_interleave(repeats, dim=0)
+        self._replace(lambda buffer: buffer.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the sequences `indices` only."""
-        if self._buffer is not None:
-            self._buffer = self._buffer[indices.to(self._buffer.device)]
+        self._replace(lambda buffer: buffer[indices.to(buffer.device)])
 
     def offload(self) -> None:
         """Move the storage to the CPU."""
-        if self._buffer is not None:
-            self._buffer = self._buffer.to("cpu", non_blocking=True)
+        self._replace(lambda buffer: buffer.to("cpu", non_blocking=True))
 
     def prefetch(self) -> None:
         """Move the storage back to the device of its rows."""
-        if self._buffer is not None:
-            self._buffer = self._buffer.to(self.device, non_blocking=True)
+        self._replace(lambda buffer: buffer.to(self.device, non_blocking=True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -71,7 +72,9 @@ def _root(
 
 
 def _print_anything() -> None:
-    """A stream that cannot encode × or ʳ gets a question mark instead of ending the run."""
+    """A stream that is closed swallows what it gets; one that cannot encode × or ʳ gets a question mark."""
+    if sys.stdout is None or sys.stderr is None:  # closed by whoever started us
+        sys.stdout, sys.stderr = (s or Path(os.devnull).open("w") for s in (sys.stdout, sys.stderr))  # noqa: SIM115 (to the end)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")

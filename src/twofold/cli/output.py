@@ -21,12 +21,12 @@ def print_json(value: Any) -> None:
 
 
 def show(*renderables: RenderableType) -> None:
-    """Print to standard output, one below the other; numbers are never cut.
+    """Print to standard output, one below the other; numbers are never cut, and brackets are no markup.
 
     Where a terminal is too narrow for a table, its lines run over. A file or a pipe has no width of its own.
     """
     fixed = sys.stdout.isatty() or "COLUMNS" in os.environ
-    out = Console(width=None if fixed else WIDTH_WITHOUT_TERMINAL, highlight=False)
+    out = Console(width=None if fixed else WIDTH_WITHOUT_TERMINAL, highlight=False, markup=False)
     width = out.width
     for renderable in renderables:
         out.width = max(width, _least_width(out, renderable))

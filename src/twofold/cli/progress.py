@@ -23,14 +23,14 @@ def quiet_libraries() -> None:
 
 
 @contextmanager
-def running(title: str) -> Iterator[RunProgress]:
-    """Shows one run while the block lasts, and how long it took."""
-    console = Console(stderr=True, highlight=False)
+def running(title: str, quiet: bool = False) -> Iterator[RunProgress]:
+    """Shows one run while the block lasts, and how long it took; nothing where another process does."""
+    console = Console(stderr=True, highlight=False, quiet=quiet)
     started = time.monotonic()
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %  {task.fields[figures]}"),
+        TextColumn("{task.percentage:>3.0f} %  {task.fields[figures]}", markup=False),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -41,7 +41,7 @@ def running(title: str) -> Iterator[RunProgress]:
 @contextmanager
 def evaluating() -> Iterator[Callable[[int, int], None]]:
     """A bar for an evaluation alone; gives the function to call with (tokens scored, tokens in all)."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("evaluating", total=None)
         yield lambda tokens, total: bar.update(task, completed=tokens, total=total)

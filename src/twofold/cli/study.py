@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from twofold.cli.output import print_json, show, table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.table import Table
 
     from twofold.study.results import Results
     from twofold.study.spec import StudySpec
+    from twofold.study.statistics import VariantSummary
 
-app = typer.Typer(help="Compare variants: train each with every seed, then report quality against measured cache.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Compare variants: train each with every seed, then report quality against measured cache.",
+)
 
 RUN_EXAMPLES = """[bold]Examples[/bold]
   twofold study run demo
@@ -86,7 +92,8 @@ def show_results(
 
     file = results / RESULTS_JSON if results.is_dir() else results
     if not file.is_file():
-        raise ValueError(f"{file} is not there: `twofold study report` makes it")
+        what = "`twofold study report` makes it" if results.is_dir() else "give a results.json or a study's folder"
+        raise ValueError(f"{file} is not there: {what}")
     found = read_results(file)
     if image is not None:
         from twofold.report.frontier import frontier_figure
@@ -108,7 +115,18 @@ def list_studies(as_json: AsJson = False) -> None:
 
     studies = [load_study(name) for name in builtin_studies()]
     if as_json:
-        print_json([{"name": s.name, "description": s.description, "variants": s.variants} for s in studies])
+        print_json(
+            [
+                {
+                    "name": s.name,
+                    "description": s.description.strip(),
+                    "variants": [c.label for c in s.contenders],
+                    "seeds": s.seeds,
+                    "tokens": s.tokens,
+                }
+                for s in studies
+            ]
+        )
         return
     shown = table()
     for heading in ("study", "runs", "tokens each", "about"):
@@ -120,34 +138,68 @@ def list_studies(as_json: AsJson = False) -> None:
 
 
 def _show_plan(spec: StudySpec, folder: Path, as_json: bool) -> None:
-    from twofold.analysis.costs import cache_bytes_per_token, parameters
+    from twofold.data.corpus import load_corpus
+    from twofold.study.contenders import changes_text
+    from twofold.study.match import COSTS, cost
     from twofold.study.plan import check_folder, planned_runs
 
     check_folder(spec, folder)
-    rows = []
+    corpus = load_corpus(spec.data.source)
+    steps = spec.training.steps(spec.tokens, spec.data.context)
+    rows: list[dict[str, Any]] = []
     for one in planned_runs(spec, folder):
-        sizes = spec.model.architecture(one.variant)
+        arch = one.contender.architecture
+        costs = {name: cost(name, arch, spec.data.context) for name in COSTS}
         rows.append(
             {
+                "label": one.label,
                 "variant": one.variant,
                 "seed": one.seed,
-                "parameters": parameters(sizes)["total"],
-                "cache_bytes_per_token": cache_bytes_per_token(sizes, "float32"),
-                "steps": spec.training.steps(spec.tokens, spec.data.context),
+                "heads": arch.heads,
+                "kv_heads": arch.kv_heads,
+                "head_dim": arch.head_dim,
+                "mlp": arch.mlp,
+                "parameters": costs["parameters"],
+                "cache_bytes_per_token": costs["cache"],
+                "macs_per_window": costs["compute"],
+                "changed": dict(one.contender.changed),
+                "steps": steps,
                 "folder": str(one.folder),
-                "state": "finished" if one.finished else "to run",
+                "state": one.state,
             }
         )
     if as_json:
         print_json(rows)
         return
+    sizes = [{**row, "changed": changes_text(row["changed"])} for row in rows[: len(spec.contenders)]]
+    of_sizes = ("label", *SIZES, "parameters", "cache_bytes_per_token", "macs_per_window", "changed")
+    show(
+        f"{spec.name}: {len(rows)} runs of {spec.tokens:,} tokens, {steps:,} steps each, on {spec.data.source} "
+        f"({len(corpus.documents):,} documents, {corpus.bytes:,} bytes)",
+        "",
+        _plan_table(sizes, of_sizes),
+        "",
+        _plan_table(rows, ("label", "seed", "state", "folder")),
+    )
+
+
+SIZES = ("heads", "kv_heads", "head_dim", "mlp")
+PLAN_HEADINGS = {
+    "label": "variant",
+    "cache_bytes_per_token": "cache bytes/token",
+    "macs_per_window": "MACs/window",
+}
+
+
+def _plan_table(rows: list[dict[str, Any]], keys: Sequence[str]) -> Table:
     shown = table()
-    for heading in rows[0]:
-        numeric = isinstance(rows[0][heading], int)
-        shown.add_column(heading.replace("_", " "), justify="right" if numeric else "left")
+    for key in keys:
+        heading = PLAN_HEADINGS.get(key, key).replace("_", " ")
+        justify: Literal["left", "right"] = "right" if isinstance(rows[0][key], int) else "left"
+        shown.add_column(heading, justify=justify, no_wrap=key == "label", overflow="fold")
     for row in rows:
-        shown.add_row(*(f"{v:,}" if isinstance(v, int) else str(v) for v in row.values()))
-    show(f"{spec.name}: {len(rows)} runs of {spec.tokens:,} tokens on {spec.data.source}", "", shown)
+        shown.add_row(*(f"{row[key]:,}" if isinstance(row[key], int) else str(row[key]) for key in keys))
+    return shown
 
 
 def _report(folder: Path, as_json: bool) -> None:
@@ -159,26 +211,57 @@ def _report(folder: Path, as_json: bool) -> None:
     if as_json:
         print_json(results.model_dump(mode="json"))
         return
-    show(_summary(results), "", f"bigram model of bytes: {results.bigram_bits_per_byte:.3f} bits per byte", str(page))
+    show(_summary(results), "", *_remarks(results), str(page))
 
 
-HEADINGS = ("variant", "parameters", "bits per byte", "cache bytes/token", "of largest", "verdict")
-LEFT = ("variant", "verdict")
+def _remarks(results: Results) -> list[str]:
+    """What belongs to the table: the level to beat, and what is missing."""
+    level = results.bigram_bits_per_byte
+    untrained = [e.label for e in results.summary if e.bits_per_byte.mean >= level]
+    remarks = [f"bigram model of bytes: {level:.3f} bits per byte"]
+    if untrained:
+        remarks.append(f"trained too little to be compared, no better than that model: {', '.join(untrained)}")
+    if results.unfinished:
+        remarks.append(f"not finished yet: {results.unfinished} of {results.unfinished + len(results.runs)} runs")
+    return remarks + [f"{f.label}, seed {f.seed} diverged: {f.reason}" for f in results.diverged]
+
+
+HEADINGS = ("variant", "parameters", "bits per byte", "to baseline", "cache bytes/token", "of largest", "verdict")
+LEFT = ("variant", "verdict", "changed")
+
+
+def _headings(results: Results) -> tuple[str, ...]:
+    """What was changed against the study's own model has a column where anything was."""
+    return (*HEADINGS, "changed") if any(run.changed for run in results.runs) else HEADINGS
 
 
 def _rows(results: Results) -> list[list[str]]:
+    from twofold.study.contenders import changes_text
+
+    changed = {run.label: changes_text(run.changed) for run in results.runs}
     rows = []
     for entry in results.summary:
         spread = entry.bits_per_byte.standard_deviation
         quality = f"{entry.bits_per_byte.mean:.4f}" + (f" ± {spread:.4f}" if spread is not None else "")
         cache = (f"{entry.cache_bytes_per_token:,.0f}", f"{100 * entry.cache_ratio:.4g} %")
-        rows.append([entry.variant, f"{entry.parameters['total']:,}", quality, *cache, entry.verdict])
+        row = [entry.label, f"{entry.parameters['total']:,}", quality, _to_baseline(entry), *cache, entry.verdict]
+        row.append(changed[entry.label])
+        rows.append(row[: len(_headings(results))])
     return rows
+
+
+def _to_baseline(entry: VariantSummary) -> str:
+    """The difference and its 95 % interval, where there is one."""
+    found = entry.difference_to_baseline
+    if found is None:
+        return "baseline"
+    interval = f" [{found.interval[0]:+.4f}, {found.interval[1]:+.4f}]" if found.interval else ""
+    return f"{found.difference:+.4f}{interval}"
 
 
 def _summary(results: Results) -> Table:
     shown = table()
-    for heading in HEADINGS:
+    for heading in _headings(results):
         shown.add_column(heading, justify="left" if heading in LEFT else "right")
     for row in _rows(results):
         shown.add_row(*row)
@@ -186,5 +269,6 @@ def _summary(results: Results) -> Table:
 
 
 def _markdown(results: Results) -> str:
-    rule = [":--" if heading in LEFT else "--:" for heading in HEADINGS]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (HEADINGS, rule, *_rows(results)))
+    headings = _headings(results)
+    rule = [":--" if heading in LEFT else "--:" for heading in headings]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, rule, *_rows(results)))

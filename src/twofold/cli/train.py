@@ -46,7 +46,6 @@ def train(
     """
     from twofold.study.load import checked
     from twofold.study.plan import PlannedRun
-    from twofold.variants.notation import parse
 
     content: dict[str, Any] = {
         "name": "train",
@@ -59,20 +58,26 @@ def train(
     for setting in settings or []:
         _apply(content, setting)
     spec = checked(content)
-    folder = out or Path("runs") / "train" / f"{parse(spec.variants[0]).slug}_seed{seed}"
+    (contender,) = spec.contenders
+    folder = out or Path("runs") / "train" / f"{contender.slug}_seed{seed}"
     from twofold.cli.progress import quiet_libraries, running
     from twofold.study.execute import StudyData, execute, may_go_on
+    from twofold.training import processes, requirements
 
     quiet_libraries()
-    run = PlannedRun(1, spec.variants[0], seed, folder)
+    run = PlannedRun(1, contender, seed, folder)
+    processes.join()
+    requirements.check(spec.training)
     data_of_run = StudyData.load(spec)
-    if folder.exists() and not may_go_on(run, spec, data_of_run):
+    if processes.from_first(lambda: folder.exists() and not may_go_on(run, spec, data_of_run)):
         raise ValueError(
             f"{folder} exists, and is no interrupted run of these settings: choose another folder with --out, or "
             "remove it"
         )
-    with running(str(run)) as watcher:
+    with running(str(run), quiet=not processes.is_first()) as watcher:
         record = execute(run, spec, data_of_run, watcher)
+    if record is None:  # another process writes it and tells
+        return
     if as_json:
         print_json(record.model_dump(mode="json", exclude={"documents", "curve"}))
         return

@@ -14,6 +14,8 @@ from twofold.evaluation.heldout import evaluation_mode
 from twofold.models.decoder import TwofoldForCausalLM
 from twofold.variants.layout import cache_bytes
 
+LEAST_TEMPERATURE = 1e-6
+
 
 @dataclass(frozen=True)
 class Generation:
@@ -68,6 +70,10 @@ def generate(
         raise ValueError(f"new_tokens must be at least 1, not {new_tokens}")
     if not temperature >= 0:  # NaN is not either
         raise ValueError(f"the temperature must be at least 0, not {temperature}; 0 takes the likeliest token")
+    if 0 < temperature < LEAST_TEMPERATURE:
+        raise ValueError(f"the temperature {temperature} divides by too little: at least {LEAST_TEMPERATURE}, or 0")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"the seed must be at least 0 and below 2^63, not {seed}")
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
     ids = torch.tensor([prompt_ids], device=model.device)
     clock = _Clock()

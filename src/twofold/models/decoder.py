@@ -15,7 +15,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from twofold.attention.layer import Attention
 from twofold.attention.rotary import Rotation, rotation
-from twofold.cache.row_cache import RowCache, adopt
+from twofold.cache.row_cache import RowCache, adopt, check_implementation
 from twofold.models.blocks import DecoderBlock, norm
 from twofold.models.configuration import TwofoldConfig
 
@@ -46,10 +46,12 @@ class TwofoldModel(TwofoldPreTrainedModel):
         self.norm = norm(sizes)
         self.post_init()
 
-    def new_cache(self, capacity: int | None = None, offloading: bool = False) -> RowCache:
-        """An empty row cache for this model; `capacity` in tokens allocates it at once."""
+    def new_cache(
+        self, capacity: int | None = None, offloading: bool = False, dtype: torch.dtype | None = None
+    ) -> RowCache:
+        """An empty row cache for this model; `capacity` in tokens allocates it at once, `dtype` converts the rows."""
         sizes = self.config.architecture
-        return RowCache(sizes.layers, sizes.row_layout, sizes.kv_heads, capacity, offloading)
+        return RowCache(sizes.layers, sizes.row_layout, sizes.kv_heads, capacity, offloading, dtype)
 
     def adopt(self, cache: Cache) -> Cache:
         """`cache` made to store this model's rows, see `cache.row_cache.adopt`."""
@@ -76,6 +78,7 @@ class TwofoldModel(TwofoldPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         x_BTM = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        cache = _under_either_name(cache, kwargs)
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
         if cache is not None:
@@ -95,7 +98,7 @@ class TwofoldModel(TwofoldPreTrainedModel):
             position_ids=position_ids,
         )
         by = self._rotation(position_ids, x_BTM.dtype)
-        for layer in self.layers:
+        for layer in self.layers[: self.config.num_hidden_layers]:  # an early exit lowers that number for a while
             x_BTM = layer(x_BTM, by, mask, cache=cache, **kwargs)  # by name: checkpointing takes the cache away
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x_BTM), cache=cache)
 
@@ -151,7 +154,7 @@ class TwofoldForCausalLM(TwofoldPreTrainedModel, GenerationMixin):
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            cache=cache,
+            cache=_under_either_name(cache, kwargs),
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             **kwargs,
@@ -169,11 +172,16 @@ class TwofoldForCausalLM(TwofoldPreTrainedModel, GenerationMixin):
             attentions=outputs.attentions,
         )
 
+    def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Transformers' `generate`; it ends up with a row cache. Raises ValueError for a mask padded on the right."""
+        _refuse_right_padding(kwargs.get("attention_mask"))
+        return super().generate(inputs, *args, **kwargs)
+
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        """Transformers' hook before generation: the cache becomes rows; a prompt padded on the right is refused."""
-        _refuse_right_padding(model_kwargs.get("attention_mask"))
+        """Transformers' hook before generation: the cache becomes rows."""
+        check_implementation(generation_config.cache_implementation, self.device)
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         cache = model_kwargs.get("cache")
         if cache is None:
@@ -183,6 +191,19 @@ class TwofoldForCausalLM(TwofoldPreTrainedModel, GenerationMixin):
             model_kwargs["cache"] = self.model.new_cache(capacity, cache.offloading)
         else:
             model_kwargs["cache"] = self.model.adopt(cache)
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """Transformers' continuous batching, refused: it keeps keys and values in pages of its own."""
+        raise ValueError(
+            "continuous batching stores keys and values in pages, and a Twofold model caches rows: use generate() "
+            "with a padded batch and without cache_implementation='paged'"
+        )
+
+
+def _under_either_name(cache: Cache | None, kwargs: dict[str, Any]) -> Cache | None:
+    """The cache as `cache`, or as `past_key_values`, which transformers called it before."""
+    former = kwargs.pop("past_key_values", None)
+    return former if cache is None else cache
 
 
 def _refuse_right_padding(attention_mask: Tensor | None) -> None:

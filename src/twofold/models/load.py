@@ -48,6 +48,9 @@ def _model_folder(folder: Path) -> Path:
     for place in (folder, folder / MODEL_FOLDER):
         if (place / CONFIG_FILE).is_file():
             return place
+    below = sorted(str(config.parent.parent) for config in folder.glob(f"runs/*/{MODEL_FOLDER}/{CONFIG_FILE}"))
+    if below:
+        raise ValueError(f"{folder} holds the runs of a study: give one of them, {', '.join(below)}")
     what = f"holds no model (no {CONFIG_FILE})" if folder.is_dir() else "is not a folder"
     raise ValueError(f"{folder} {what}: give a folder that `train` or `study run` wrote")
 

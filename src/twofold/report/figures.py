@@ -47,11 +47,11 @@ def gaps_figure(results: Results) -> go.Figure:
     of_baseline = {
         run.seed: {point.tokens: point.loss for point in run.curve}
         for run in results.runs
-        if run.variant == results.baseline
+        if run.label == results.baseline
     }
 
     def gaps(run: Run) -> Line:
-        common = of_baseline.get(run.seed, {}) if run.variant != results.baseline else {}
+        common = of_baseline.get(run.seed, {}) if run.label != results.baseline else {}
         return [(p.tokens, p.loss - common[p.tokens]) for p in run.curve if p.tokens in common]
 
     figure = _lines(results, gaps)
@@ -81,18 +81,18 @@ def _intervals(compared: list[Comparison], separable: bool) -> go.Scatter:
 def _lines(results: Results, values: Callable[[Run], Line]) -> go.Figure:
     """One line for each run that has values; seeds of one variant look alike and share a legend entry."""
     figure = go.Figure()
-    look = {entry.variant: LINES[i % len(LINES)] for i, entry in enumerate(results.summary)}
+    look = {entry.label: LINES[i % len(LINES)] for i, entry in enumerate(results.summary)}
     shown: set[str] = set()
     for run in results.runs:
         line = values(run)
         if line:
-            figure.add_trace(_line(run, line, look[run.variant], run.variant not in shown))
-            shown.add(run.variant)
+            figure.add_trace(_line(run, line, look[run.label], run.label not in shown))
+            shown.add(run.label)
     return figure
 
 
 def _line(run: Run, line: Line, look: dict[str, str], named: bool) -> go.Scatter:
-    name = plain(run.variant)
+    name = plain(run.label)
     return go.Scatter(
         x=[tokens for tokens, _ in line],
         y=[value for _, value in line],

@@ -53,8 +53,8 @@ def _points(entries: Sequence[VariantSummary], standing: str, positions: dict[st
         y=[entry.bits_per_byte.mean for entry in entries],
         error_y=error_bars([above for above, _ in bounds], [below for _, below in bounds]) | {"color": colour},
         mode="markers+text",
-        text=[plain(entry.variant) for entry in entries],
-        textposition=[positions[entry.variant] for entry in entries],
+        text=[plain(entry.label) for entry in entries],
+        textposition=[positions[entry.label] for entry in entries],
         name=words,
         marker={"symbol": symbol, "size": 12, "color": colour, "line": {"width": 2, "color": colour}},
         hovertext=[_hover(entry) for entry in entries],
@@ -65,7 +65,7 @@ def _points(entries: Sequence[VariantSummary], standing: str, positions: dict[st
 
 def _hover(entry: VariantSummary) -> str:
     lines = [
-        f"<b>{plain(entry.variant)}</b>: {plain(entry.verdict)}",
+        f"<b>{plain(entry.label)}</b>: {plain(entry.verdict)}",
         f"{bits_text(entry.bits_per_byte.mean)} bits per byte",
         f"{bytes_text(entry.cache_bytes_per_token)} of cache per token",
     ]
@@ -116,7 +116,7 @@ def _label_positions(
     def place(cache: float, mean: float) -> tuple[float, float]:
         return _fraction(math.log10(cache), x_range), _fraction(mean, y_range)
 
-    names = [entry.variant for entry in entries]
+    names = [entry.label for entry in entries]
     points = [place(entry.cache_bytes_per_token, entry.bits_per_byte.mean) for entry in entries]
     bars = [
         (place(e.cache_bytes_per_token, mean - below), place(e.cache_bytes_per_token, mean + above))

@@ -9,11 +9,11 @@ from twofold.study.statistics import Comparison, VariantSummary
 
 def lead(results: Results) -> str:
     """The main finding: what the smallest cache costs that is as good as the baseline, or else the cheapest."""
-    baseline = next(entry for entry in results.summary if entry.variant == results.baseline)
+    baseline = next(entry for entry in results.summary if entry.label == results.baseline)
     smaller = [e for e in results.summary if e.cache_bytes_per_token < baseline.cache_bytes_per_token]
     if not smaller:
         others = "No other variant was run" if len(results.summary) == 1 else "No variant here caches less"
-        return f"{baseline.variant} reaches {bits_text(baseline.bits_per_byte.mean)} bits per byte. {others}."
+        return f"{baseline.label} reaches {bits_text(baseline.bits_per_byte.mean)} bits per byte. {others}."
     as_good = [entry for entry in smaller if not _worse(_to_baseline(entry))]
     if as_good:
         return _as_good(min(as_good, key=lambda e: (e.cache_bytes_per_token, e.bits_per_byte.mean)), baseline)
@@ -25,7 +25,7 @@ def lead(results: Results) -> str:
             f"a difference without a known uncertainty ({interval_text(difference)})."
         )
     return (
-        f"Every cache smaller than {baseline.variant}’s costs quality here. {_saving(cheapest, baseline)} "
+        f"Every cache smaller than {baseline.label}’s costs quality here. {_saving(cheapest, baseline)} "
         f"and costs the least: {signed_text(difference.difference)} bits per byte ({interval_text(difference)})."
     )
 
@@ -39,7 +39,14 @@ def notes(results: Results) -> list[str]:
         _bigram(results),
         _cache(results),
         *_diverged(results),
+        *_unfinished(results),
     ]
+
+
+def _unfinished(results: Results) -> list[str]:
+    if not results.unfinished:
+        return []
+    return [f"{results.unfinished} of {results.unfinished + len(results.runs)} runs are not finished yet."]
 
 
 def _one_seed(results: Results) -> list[str]:
@@ -49,7 +56,7 @@ def _one_seed(results: Results) -> list[str]:
 
 
 def _diverged(results: Results) -> list[str]:
-    return [f"{f.variant} with seed {f.seed} diverged and is left out: {f.reason}." for f in results.diverged]
+    return [f"{f.label} with seed {f.seed} diverged and is left out: {f.reason}." for f in results.diverged]
 
 
 def _to_baseline(entry: VariantSummary) -> Comparison:
@@ -63,7 +70,7 @@ def _worse(comparison: Comparison) -> bool:
 
 def _saving(entry: VariantSummary, baseline: VariantSummary) -> str:
     factor = times_text(baseline.cache_bytes_per_token / entry.cache_bytes_per_token)
-    return f"{entry.variant} caches {factor} less than {baseline.variant}"
+    return f"{entry.label} caches {factor} less than {baseline.label}"
 
 
 def _as_good(entry: VariantSummary, baseline: VariantSummary) -> str:
@@ -79,7 +86,7 @@ def _dominated(results: Results) -> list[str]:
     by: dict[str, list[str]] = {}
     for entry in results.summary:
         if entry.dominated_by:
-            by.setdefault(entry.dominated_by, []).append(entry.variant)
+            by.setdefault(entry.dominated_by, []).append(entry.label)
     if not by:
         return ["No variant is dominated: none is clearly worse than another that caches no more."]
     return [
@@ -88,13 +95,13 @@ def _dominated(results: Results) -> list[str]:
 
 
 def _inseparable(results: Results) -> list[str]:
-    pairs = [f"{e.variant} from {e.not_separable_from}" for e in results.summary if e.not_separable_from]
+    pairs = [f"{e.label} from {e.not_separable_from}" for e in results.summary if e.not_separable_from]
     return [f"Not separable at this budget: {list_text(pairs)}."] if pairs else []
 
 
 def _bigram(results: Results) -> str:
     floor = results.bigram_bits_per_byte
-    above = [entry.variant for entry in results.summary if entry.bits_per_byte.mean >= floor]
+    above = [entry.label for entry in results.summary if entry.bits_per_byte.mean >= floor]
     if not above:
         count = len(results.summary)
         who = {1: "The one variant beats", 2: "Both variants beat"}.get(count, f"All {count} variants beat")
@@ -106,7 +113,7 @@ def _bigram(results: Results) -> str:
 
 
 def _cache(results: Results) -> str:
-    wrong = [f"{r.variant} (seed {r.seed})" for r in results.runs if r.cache.bytes_used != r.cache.bytes_formula]
+    wrong = [f"{r.label} (seed {r.seed})" for r in results.runs if r.cache.bytes_used != r.cache.bytes_formula]
     if wrong:
         return f"Measured cache bytes differ from the formula for {list_text(wrong)}."
     runs = f"all {len(results.runs)} runs" if len(results.runs) > 1 else "the run"

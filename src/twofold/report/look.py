@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 
 from twofold.study.record import write_atomically
 
+IMAGE_KINDS = ("svg", "png", "pdf")
 LIGHT_PAPER, DARK_PAPER = "#fdfdfb", "#14171c"
 INK, GRID = "#1c2128", "#e6e6e1"  # of the light theme; the page sets its own for both
 BLUE, ORANGE, NEUTRAL = "#3b7dd8", "#cf6a10", "#7f8894"
@@ -66,12 +67,15 @@ def write_image(figure: go.Figure, path: Path, width: int = 900, height: int = 5
 
     ValueError where the kind is unknown, or where kaleido or the Chrome that it draws with is missing.
     """
+    kind = path.suffix.removeprefix(".")
+    if kind not in IMAGE_KINDS:
+        raise ValueError(f"{path.name}: an image ends in {', '.join(f'.{known}' for known in IMAGE_KINDS)}")
     still = go.Figure(figure).update_layout(paper_bgcolor=LIGHT_PAPER, margin={"l": 16, "r": 24, "t": 16, "b": 16})
     try:
-        image = still.to_image(format=path.suffix.removeprefix("."), width=width, height=height, scale=2)
+        image = still.to_image(format=kind, width=width, height=height, scale=2)
     except (ValueError, RuntimeError) as error:
         raise ValueError(
-            f"cannot draw {path.name}: {str(error).strip().splitlines()[0]} Images end in .svg, .png or .pdf, "
-            "and need `pip install 'twofold[images]'` and an installed Chrome or Chromium"
+            f"cannot draw {path.name}: images need the package kaleido (`pip install -e '.[images]'` in a checkout) "
+            f"and an installed Chrome or Chromium. Plotly says: {' '.join(str(error).split())[:160]}"
         ) from error
     write_atomically(path, image)

@@ -36,6 +36,8 @@ def render(results: Results) -> str:
         notes=headline.notes(results),
         tiles=_tiles(results),
         summary=tables.summary_rows(results),
+        changed=any(run.changed for run in results.runs),
+        matching=tables.matching(results),
         measured=tables.measured_rows(results),
         pairs=tables.pair_rows(results),
         runs=tables.run_rows(results),
@@ -104,6 +106,6 @@ def _plural(word: str, count: int) -> str:
 
 def _first_runs(results: Results) -> list[dict[str, str]]:
     """One sample for each variant: its first seed's."""
-    first = {run.variant: run for run in reversed(results.runs)}
-    order = [row.variant for row in tables.summary_rows(results)]
-    return [{"variant": name, **first[name].sample.model_dump()} for name in order]
+    first = {run.label: run for run in reversed(results.runs)}
+    order = [row.label for row in tables.summary_rows(results)]
+    return [{"label": name, **first[name].sample.model_dump()} for name in order]

@@ -17,6 +17,8 @@ from twofold.report.formats import (
     percent_text,
     signed_text,
 )
+from twofold.study.contenders import changes_text
+from twofold.study.match import COSTS
 from twofold.study.results import Results, Run
 from twofold.study.statistics import Comparison, Spread, VariantSummary
 from twofold.variants.notation import parse
@@ -25,7 +27,7 @@ from twofold.variants.notation import parse
 class SummaryRow(NamedTuple):
     """One variant in the main table; `share` is its part of the largest cache, between 0 and 1."""
 
-    variant: str
+    label: str
     bits_per_byte: str
     bits_deviation: str
     difference: str
@@ -38,13 +40,14 @@ class SummaryRow(NamedTuple):
     perplexity: str
     perplexity_deviation: str
     parameters: str
+    changed: str
     paper_name: str
 
 
 class MeasuredRow(NamedTuple):
     """One variant's cache and speed; cache bytes of its first seed, speeds as means over its seeds."""
 
-    variant: str
+    label: str
     tokens: str
     formula: str
     used: str
@@ -71,7 +74,7 @@ class Facts(NamedTuple):
 
 
 def paper_name(variant: str) -> str:
-    """The paper's name of a variant; a dash where the notation is not known here, as from a newer version."""
+    """The paper's name of a plain notation; a dash for other labels, and for what is not known here."""
     try:
         return parse(variant).paper_name or "–"
     except ValueError:
@@ -80,13 +83,14 @@ def paper_name(variant: str) -> str:
 
 def summary_rows(results: Results) -> list[SummaryRow]:
     """The main table, from the largest cache to the smallest."""
-    return [_summary_row(entry) for entry in by_cache(results)]
+    changed = {run.label: changes_text(run.changed) for run in results.runs}
+    return [_summary_row(entry, changed[entry.label]) for entry in by_cache(results)]
 
 
-def _summary_row(entry: VariantSummary) -> SummaryRow:
+def _summary_row(entry: VariantSummary, changed: str) -> SummaryRow:
     comparison = entry.difference_to_baseline
     return SummaryRow(
-        variant=entry.variant,
+        label=entry.label,
         bits_per_byte=bits_text(entry.bits_per_byte.mean),
         bits_deviation=deviation_text(entry.bits_per_byte, 4),
         difference=signed_text(comparison.difference) if comparison else "baseline",
@@ -99,19 +103,20 @@ def _summary_row(entry: VariantSummary) -> SummaryRow:
         perplexity=f"{entry.perplexity.mean:.3f}",
         perplexity_deviation=deviation_text(entry.perplexity, 3),
         parameters=count_text(entry.parameters["total"]),
-        paper_name=paper_name(entry.variant),
+        changed=changed,
+        paper_name=paper_name(entry.label),
     )
 
 
 def measured_rows(results: Results) -> list[MeasuredRow]:
     """Cache bytes by formula and by measurement, and speeds, from the largest cache to the smallest."""
-    return [_measured_row([run for run in results.runs if run.variant == entry.variant]) for entry in by_cache(results)]
+    return [_measured_row([run for run in results.runs if run.label == entry.label]) for entry in by_cache(results)]
 
 
 def _measured_row(runs: Sequence[Run]) -> MeasuredRow:
     cache = runs[0].cache
     return MeasuredRow(
-        variant=runs[0].variant,
+        label=runs[0].label,
         tokens=f"{cache.tokens:,}",
         formula=f"{cache.bytes_formula:,}",
         used=f"{cache.bytes_used:,}",
@@ -125,7 +130,7 @@ def _measured_row(runs: Sequence[Run]) -> MeasuredRow:
 
 def pair_rows(results: Results) -> list[tuple[str, list[Cell]]]:
     """Every variant against every other, rows and columns in the main table's order."""
-    order = [entry.variant for entry in by_cache(results)]
+    order = [entry.label for entry in by_cache(results)]
     both_ways = {(c.a, c.b): c for each in results.comparisons for c in (each, each.reversed())}
     return [(a, [_cell(both_ways.get((a, b))) for b in order]) for a in order]
 
@@ -142,6 +147,16 @@ def methods(results: Results) -> list[str]:
     ways = dict.fromkeys((comparison.method, comparison.samples) for comparison in results.comparisons)
     unit = {"paired t over seeds": "seeds", "paired bootstrap over documents": "documents"}
     return [f"{method} ({samples} {unit[method]})" if method in unit else method for method, samples in ways]
+
+
+def matching(results: Results) -> list[str]:
+    """What the study's variants were brought to, and how far they are from it: `2,048 cached bytes per token`."""
+    pairs: dict[str, list[tuple[int, int]]] = {}
+    for run in results.runs:
+        for name, pair in run.configuration.get("matched", {}).items():
+            pairs.setdefault(name, []).append(pair)
+    farthest = {name: max(abs(is_ / to - 1) for to, is_ in each) for name, each in pairs.items()}
+    return [f"{pairs[name][0][0]:,} {COSTS[name]} (±{100 * off:.2g} %)" for name, off in farthest.items()]
 
 
 def facts(nested: Sequence[dict[str, Any]]) -> Facts:
@@ -173,7 +188,7 @@ def run_rows(results: Results) -> list[tuple[str, int, str, str, str]]:
     """Every run on its own: variant, seed, bits per byte, loss in nats per token, perplexity."""
     return [
         (
-            run.variant,
+            run.label,
             run.seed,
             bits_text(run.validation.bits_per_byte),
             f"{run.validation.loss:.4f}",

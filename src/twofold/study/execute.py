@@ -8,7 +8,7 @@ import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from safetensors import SafetensorError
 
@@ -29,7 +29,7 @@ from twofold.study.plan import PlannedRun
 from twofold.study.record import RECORD_FILE, RunRecord, write_atomically, write_record
 from twofold.study.results import CorpusRecord
 from twofold.study.spec import StudySpec
-from twofold.training import checkpoints
+from twofold.training import checkpoints, processes
 from twofold.training.metrics import DivergedError, Step
 from twofold.training.run import train
 
@@ -81,14 +81,18 @@ class StudyData:
         return bigram_bits_per_byte(self.training, self.held_out)
 
 
-def execute(run: PlannedRun, spec: StudySpec, data: StudyData, watcher: Watcher) -> RunRecord:
+def execute(run: PlannedRun, spec: StudySpec, data: StudyData, watcher: Watcher) -> RunRecord | None:
     """Train the run's model and write its folder: metrics.jsonl, model/, and last of all record.json.
 
     Goes on from a checkpoint where an earlier call with the same settings was interrupted. Raises `DivergedError` for a
     model whose loss is no longer a number.
+
+    Processes that a launcher started train together; what comes after is done by the first alone, and the others get
+    None.
     """
-    _claim_folder(run, spec, data)
-    model = _new_model(run, spec)
+    if processes.is_first():
+        _claim_folder(run, spec, data)
+    model = _new_model(run)
     steps = train(
         model,
         data.windows,
@@ -101,6 +105,8 @@ def execute(run: PlannedRun, spec: StudySpec, data: StudyData, watcher: Watcher)
         resume=True,
         say=watcher.say,
     )
+    if not processes.is_first():
+        return None
     trained = time.perf_counter()
     evaluation = evaluate(model, data.held_out, spec.data.context, progress=watcher.evaluated)
     if not math.isfinite(evaluation.perplexity):
@@ -109,6 +115,7 @@ def execute(run: PlannedRun, spec: StudySpec, data: StudyData, watcher: Watcher)
     save_model(model, run.folder / MODEL_FOLDER)
     record = RunRecord.model_validate(
         {
+            "label": run.label,
             "variant": run.variant,
             "seed": run.seed,
             "parameters": measured_parameters(model),
@@ -129,7 +136,9 @@ def execute(run: PlannedRun, spec: StudySpec, data: StudyData, watcher: Watcher)
             "environment": environment(),
             "configuration": {
                 **spec.comparable(),
+                "training": spec.training.model_dump(mode="json"),
                 "corpus": data.record().model_dump(),
+                **_sizes_record(run),
                 "model_config": model.config.to_diff_dict(),
             },
             "sample": {"prompt": decode_text(prompt), "text": decode_text(generation.token_ids)},
@@ -163,13 +172,23 @@ def _is_noted(run: PlannedRun, spec: StudySpec, data: StudyData) -> bool:
 
 def _settings(run: PlannedRun, spec: StudySpec, data: StudyData) -> bytes:
     """What a checkpoint must have been made with to be gone on from."""
-    settings = {**spec.comparable(), "variant": run.variant, "seed": run.seed, "text": data.corpus.sha256}
+    settings = {**spec.comparable(), "sizes": run.contender.sizes, "seed": run.seed, "text": data.corpus.sha256}
     return json.dumps(settings, indent=2).encode() + b"\n"
 
 
-def _new_model(run: PlannedRun, spec: StudySpec) -> TwofoldForCausalLM:
+def _sizes_record(run: PlannedRun) -> dict[str, Any]:
+    """The run's sizes, what of them is not the study's, and the costs that were matched (wanted, reached)."""
+    contender = run.contender
+    return {
+        "sizes": contender.sizes,
+        "changed": {name: list(pair) for name, pair in contender.changed.items()},
+        "matched": {name: list(pair) for name, pair in contender.matched.items()},
+    }
+
+
+def _new_model(run: PlannedRun) -> TwofoldForCausalLM:
     config = TwofoldConfig.from_architecture(
-        spec.model.architecture(run.variant), bos_token_id=END, eos_token_id=END, pad_token_id=END
+        run.contender.architecture, bos_token_id=END, eos_token_id=END, pad_token_id=END
     )
     model = TwofoldForCausalLM(config)
     initialise(model, run.seed)

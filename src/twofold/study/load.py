@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -26,7 +26,8 @@ _PLAINER = {
 def builtin_studies() -> dict[str, str]:
     """Name → YAML text of the studies that come with the package."""
     folder = resources.files("twofold.study") / "builtin"
-    return {entry.name.removesuffix(".yaml"): entry.read_text() for entry in sorted(folder.iterdir(), key=str)}
+    texts = {entry.name.removesuffix(".yaml"): entry.read_text() for entry in folder.iterdir()}
+    return dict(sorted(texts.items()))
 
 
 def load_study(file_or_name: str) -> StudySpec:
@@ -60,6 +61,8 @@ def parse_study(text: str, name: str) -> StudySpec:
         line = f":{mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
         raise ValueError(f"{name}{line}: not YAML: {problem}") from error
+    except RecursionError as error:
+        raise ValueError(f"{name}: nested too deeply for a study") from error
     if not (isinstance(tree, yaml.MappingNode) and isinstance(content, dict)):
         raise ValueError(f"{name}: a study is a mapping with {', '.join(StudySpec.model_fields)}")
     for key in _repeated_keys(tree):
@@ -79,12 +82,14 @@ def checked(content: dict[str, Any], prefix: Callable[[Place], str] = lambda pla
         raise ValueError(prefix(place) + _explain(place, fault["type"], fault["msg"])) from error
 
 
-def _repeated_keys(tree: yaml.MappingNode) -> Iterator[yaml.Node]:
-    """Keys that came before in the study or one of its parts; YAML itself would silently keep the last."""
-    for mapping in (tree, *(value for _, value in tree.value)):
-        if isinstance(mapping, yaml.MappingNode):
-            keys = [key for key, _ in mapping.value]
-            yield from (key for n, key in enumerate(keys) if key.value in [earlier.value for earlier in keys[:n]])
+def _repeated_keys(node: yaml.Node, depth: int = 4) -> Iterator[yaml.Node]:
+    """Keys that came before in the study or any of its parts; YAML itself would silently keep the last."""
+    if isinstance(node, yaml.MappingNode):
+        keys = [key for key, _ in node.value]
+        yield from (key for n, key in enumerate(keys) if key.value in [earlier.value for earlier in keys[:n]])
+    if isinstance(node, yaml.CollectionNode) and depth:  # an alias can make a node hold itself
+        for below in node.value:
+            yield from _repeated_keys(below[1] if isinstance(below, tuple) else below, depth - 1)
 
 
 def _line(node: yaml.Node | None, place: Place) -> int:
@@ -121,7 +126,16 @@ def _explain(place: Place, kind: str, message: str) -> str:
 
 
 def _model_at(place: Place) -> type[BaseModel]:
-    model: Any = StudySpec
+    model: type[BaseModel] = StudySpec
     for step in place:
-        model = model.model_fields[step].annotation
+        if isinstance(step, str):  # a number leads to an item of a list, and the list's type names its items'
+            model = next(_models_in(model.model_fields[step].annotation))
     return model
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models that a field's type names, such as the one of `Model | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)

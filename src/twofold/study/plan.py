@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from twofold.study.record import RECORD_FILE, read_checked, to_json, write_atomically
+from twofold.study.contenders import Contender
+from twofold.study.record import RECORD_FILE, read_checked, read_record, to_json, write_atomically
 from twofold.study.spec import StudySpec
-from twofold.variants.notation import parse
 
 STUDY_FILE = "study.json"
 RUNS_FOLDER = "runs"
@@ -17,12 +17,22 @@ DIVERGED_FILE = "diverged.txt"
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One variant with one seed, in a folder of its own; `number` counts a study's runs from 1."""
+    """One contender with one seed, in a folder of its own; `number` counts a study's runs from 1."""
 
     number: int
-    variant: str
+    contender: Contender
     seed: int
     folder: Path
+
+    @property
+    def label(self) -> str:
+        """What the run is called in records and reports."""
+        return self.contender.label
+
+    @property
+    def variant(self) -> str:
+        """The notation."""
+        return self.contender.variant
 
     @property
     def finished(self) -> bool:
@@ -40,16 +50,25 @@ class PlannedRun:
         """Nothing is left to do for it."""
         return self.finished or bool(self.diverged)
 
+    @property
+    def state(self) -> str:
+        """In a word or two, for whoever looks before it runs."""
+        if self.finished:
+            return "finished"
+        if self.diverged:
+            return "diverged"
+        return "interrupted" if self.folder.is_dir() else "to run"
+
     def __str__(self) -> str:
-        return f"{self.variant}, seed {self.seed}"
+        return f"{self.label}, seed {self.seed}"
 
 
 def planned_runs(spec: StudySpec, out: Path) -> list[PlannedRun]:
     """All runs of a study in the order they are made: seed by seed, so that one seed of each variant is there soon."""
-    pairs = [(variant, seed) for seed in spec.seeds for variant in spec.variants]
+    pairs = [(contender, seed) for seed in spec.seeds for contender in spec.contenders]
     return [
-        PlannedRun(number, variant, seed, out / RUNS_FOLDER / f"{parse(variant).slug}_seed{seed}")
-        for number, (variant, seed) in enumerate(pairs, start=1)
+        PlannedRun(number, contender, seed, out / RUNS_FOLDER / f"{contender.slug}_seed{seed}")
+        for number, (contender, seed) in enumerate(pairs, start=1)
     ]
 
 
@@ -59,11 +78,32 @@ def check_folder(spec: StudySpec, out: Path) -> None:
     Variants and seeds may be added at any time; other settings may change until the first run is finished.
     """
     if (out / STUDY_FILE).exists():
-        difference = _first_difference(read_study(out).comparable(), spec.comparable())
+        difference = changed_settings(spec, out)
         if difference and has_finished_runs(out):
             raise ValueError(f"{out} holds runs of other settings: {difference}. Choose another folder with --out")
+        _check_sizes(planned_runs(spec, out))
     elif out.is_dir() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty and holds no study: choose another folder with --out")
+
+
+def changed_settings(spec: StudySpec, out: Path) -> str:
+    """The first setting in which the study that `out` holds differs from this one; empty where none does."""
+    if not (out / STUDY_FILE).exists():
+        return ""
+    return _first_difference(read_study(out).comparable(), spec.comparable())
+
+
+def _check_sizes(runs: list[PlannedRun]) -> None:
+    """A name may stand for other sizes than it did when its run was made; a label without a name cannot."""
+    for run in runs:
+        if run.finished:
+            noted = read_record(run.folder / RECORD_FILE).configuration.get("sizes", {})
+            difference = _first_difference(noted, {k: v for k, v in run.contender.sizes.items() if k in noted})
+            if difference:
+                raise ValueError(
+                    f"{run.folder} holds another {run.label}: {difference}. Give this one another name, or choose "
+                    "another folder with --out"
+                )
 
 
 def has_finished_runs(out: Path) -> bool:
@@ -88,7 +128,7 @@ def read_study(out: Path) -> StudySpec:
 def _first_difference(noted: dict[str, Any], asked: dict[str, Any], prefix: str = "") -> str:
     for key, value in asked.items():
         name = f"{prefix}{key}"
-        if isinstance(value, dict):
+        if isinstance(value, dict) and isinstance(noted[key], dict):
             nested = _first_difference(noted[key], value, f"{name}.")
             if nested:
                 return nested

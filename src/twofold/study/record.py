@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     FiniteFloat,
     NonNegativeInt,
-    PositiveFloat,
     PositiveInt,
     ValidationError,
     field_validator,
@@ -50,6 +50,9 @@ class DocumentRecord(Part):
     bytes: PositiveInt
 
 
+Finite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
 class CacheRecord(Part):
     """A real cache after generating: `bytes_used` by its rows in use, `bytes_reserved` by its storages.
 
@@ -60,7 +63,7 @@ class CacheRecord(Part):
     bytes_formula: NonNegativeInt
     bytes_used: PositiveInt
     bytes_reserved: PositiveInt
-    bytes_per_token: PositiveFloat
+    bytes_per_token: Finite
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
@@ -76,9 +79,9 @@ class CacheRecord(Part):
 class Speed(Part):
     """Tokens per second in training and in decoding; wall time of the whole run in seconds."""
 
-    train_tokens_per_second: PositiveFloat
-    decode_tokens_per_second: PositiveFloat
-    wall_seconds: PositiveFloat
+    train_tokens_per_second: Finite
+    decode_tokens_per_second: Finite
+    wall_seconds: Finite
 
 
 class Environment(Part):
@@ -92,6 +95,7 @@ class Environment(Part):
     processor: str
     threads: PositiveInt
     device: str
+    processes: PositiveInt = 1
     commit: str | None = None
 
 
@@ -109,10 +113,22 @@ class CurvePoint(Part):
     loss: FiniteFloat
 
 
-class Run(Part):
+class Labelled(Part):
+    """What is said of one entry of a study's variants: its `label`, and its notation, `variant`."""
+
+    label: str
+    variant: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_a_label(cls, data: Any) -> Any:
+        """What was written before there were labels is called by its variant."""
+        return {"label": data["variant"], **data} if isinstance(data, dict) and "variant" in data else data
+
+
+class Run(Labelled):
     """One run as `results.json` carries it: everything but the scores of single documents."""
 
-    variant: str
     seed: int
     parameters: dict[str, NonNegativeInt]
     validation: Validation
@@ -123,12 +139,20 @@ class Run(Part):
     sample: Sample
     curve: tuple[CurvePoint, ...]
 
+    @property
+    def changed(self) -> dict[str, Any]:
+        """What differs from the study's own model: field → (there, here)."""
+        return self.configuration.get("changed", {})
+
     @field_validator("parameters")
     @classmethod
     def _names_its_parts(cls, parameters: dict[str, int]) -> dict[str, int]:
         missing = {"total", "attention"} - parameters.keys()
         if missing:
             raise ValueError(f"parameters lack {', '.join(sorted(missing))}; given: {', '.join(parameters)}")
+        parts = sum(count for part, count in parameters.items() if part != "total")
+        if parts != parameters["total"]:
+            raise ValueError(f"the parts have {parts} parameters, and the total says {parameters['total']}")
         return parameters
 
 
@@ -139,15 +163,19 @@ class RunRecord(Run):
 
     @model_validator(mode="after")
     def _documents_add_up(self) -> Self:
-        scored = sum(document.bytes for document in self.documents)
-        if scored != self.validation.bytes:
-            raise ValueError(f"the documents hold {scored} bytes, the validation {self.validation.bytes}")
         nats = math.fsum(document.nats for document in self.documents)
-        bits_per_byte = nats / math.log(2) / scored
-        if not math.isclose(bits_per_byte, self.validation.bits_per_byte, rel_tol=AGREEMENT):
-            raise ValueError(
-                f"the documents give {bits_per_byte} bits per byte, the validation says {self.validation.bits_per_byte}"
-            )
+        tokens, scored = (sum(getattr(one, what) for one in self.documents) for what in ("tokens", "bytes"))
+        stated = {
+            "tokens": tokens,
+            "bytes": scored,
+            "loss": nats / tokens,
+            "bits_per_byte": nats / math.log(2) / scored,
+            "perplexity": math.exp(nats / tokens),
+        }
+        for name, number in stated.items():
+            said = getattr(self.validation, name)
+            if not math.isclose(number, said, rel_tol=AGREEMENT):
+                raise ValueError(f"the documents give {name} {number}, the validation says {said}")
         return self
 
     def without_documents(self) -> Run:
@@ -167,6 +195,8 @@ def write_record(record: RunRecord, path: Path) -> None:
 
 def read_checked(path: Path, model: type[Model], remedy: str) -> Model:
     """Read a JSON file into `model`; ValueError with the first fault in one line, and the `remedy`."""
+    if not path.is_file():
+        raise ValueError(f"{path} is not there; {remedy}")
     try:
         return model.model_validate_json(path.read_bytes())
     except ValidationError as error:

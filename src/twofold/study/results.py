@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import FiniteFloat, NonNegativeInt, PositiveInt
 
-from twofold.study.record import Part, Run, RunRecord, read_checked, to_json, write_atomically
+from twofold.study.record import Labelled, Part, Run, RunRecord, read_checked, to_json, write_atomically
 from twofold.study.statistics import Comparison, VariantSummary, analyse
 
 RESULTS_JSON = "results.json"
@@ -27,10 +27,9 @@ class CorpusRecord(Part):
     held_out_bytes: NonNegativeInt
 
 
-class Failure(Part):
+class Failure(Labelled):
     """A run whose loss stopped being a number, and what was said of it."""
 
-    variant: str
     seed: int
     reason: str
 
@@ -49,6 +48,7 @@ class Results(Part):
     comparisons: tuple[Comparison, ...]
     frontier: tuple[str, ...]
     diverged: tuple[Failure, ...] = ()
+    unfinished: NonNegativeInt = 0
 
 
 def build_results(
@@ -60,11 +60,12 @@ def build_results(
     corpus: CorpusRecord,
     bigram_bits_per_byte: float,
     diverged: Sequence[Failure] = (),
+    unfinished: int = 0,
 ) -> Results:
     """Put a study's finished runs together. ValueError where they cannot be compared (see `analyse`)."""
     statistics = analyse(records)
-    order = [entry.variant for entry in statistics.summary]
-    runs = sorted(records, key=lambda run: (order.index(run.variant), run.seed))
+    order = [entry.label for entry in statistics.summary]
+    runs = sorted(records, key=lambda run: (order.index(run.label), run.seed))
     return Results(
         study=study,
         command=command,
@@ -77,6 +78,7 @@ def build_results(
         comparisons=statistics.comparisons,
         frontier=statistics.frontier,
         diverged=tuple(diverged),
+        unfinished=unfinished,
     )
 
 

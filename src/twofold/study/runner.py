@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
+from twofold.environment import process_count
 from twofold.study.plan import (
     DIVERGED_FILE,
     PlannedRun,
+    changed_settings,
     check_folder,
     has_finished_runs,
     note_study,
@@ -53,23 +56,32 @@ def run_study(spec: StudySpec, out: Path, command: str, watch: Watch) -> list[Ru
     """
     check_folder(spec, out)
     runs = planned_runs(spec, out)
-    missing = [run for run in runs if not run.ended]
-    if missing:
-        _make(missing, spec, out, command, watch)
+    if not all(run.ended for run in runs) or changed_settings(spec, out):
+        _make(runs, spec, out, command, watch)
     else:
         note_study(spec, out)
     return [read_record(run.folder / RECORD_FILE) for run in runs if run.finished]
 
 
-def _make(missing: list[PlannedRun], spec: StudySpec, out: Path, command: str, watch: Watch) -> None:
+def _make(runs: list[PlannedRun], spec: StudySpec, out: Path, command: str, watch: Watch) -> None:
     from twofold.study.execute import StudyData
+    from twofold.training import requirements
 
+    if process_count() > 1:
+        raise ValueError(
+            f"a study is not launched over processes, and here are {process_count()}: start it once per device, and "
+            "they share the folder and its runs; torchrun is for `twofold train`, one model over several devices"
+        )
+    requirements.check(spec.training)
     data = StudyData.load(spec)  # before anything is written: a wrong path leaves no folder behind
     origin = Origin(study=spec.name, command=command, corpus=data.record(), bigram_bits_per_byte=data.bigram())
     if has_finished_runs(out):
         _check_same_text(_read_origin(out).corpus, origin.corpus, out)
+    if changed_settings(spec, out):
+        _forget_attempts(out)
     note_study(spec, out)
     write_atomically(out / ORIGIN_FILE, to_json(origin))
+    missing = [run for run in runs if not run.ended]
     while missing:
         for run in missing:
             with claimed(run, out) as mine:
@@ -78,6 +90,15 @@ def _make(missing: list[PlannedRun], spec: StudySpec, out: Path, command: str, w
         missing = [run for run in missing if not run.ended]
         if missing:
             time.sleep(SECONDS_BETWEEN_LOOKS)  # another process makes them, or made them in vain
+
+
+def _forget_attempts(out: Path) -> None:
+    """Remove what runs with other settings left, none of which finished; ValueError where one is still being made."""
+    for run in planned_runs(read_study(out), out):
+        with claimed(run, out) as mine:
+            if not mine:
+                raise ValueError(f"another process is at work in {out} with other settings: choose another with --out")
+            shutil.rmtree(run.folder, ignore_errors=True)
 
 
 def _make_one(run: PlannedRun, spec: StudySpec, data: StudyData, watch: Watch) -> None:
@@ -128,16 +149,21 @@ def collect_results(out: Path) -> Results:
     spec = read_study(out)
     runs = planned_runs(spec, out)
     records = [read_record(run.folder / RECORD_FILE) for run in runs if run.finished]
-    failures = [Failure(variant=run.variant, seed=run.seed, reason=run.diverged) for run in runs if run.diverged]
+    failures = [
+        Failure(label=run.label, variant=run.variant, seed=run.seed, reason=run.diverged)
+        for run in runs
+        if run.diverged
+    ]
+    unfinished = sum(not run.ended for run in runs)
     if not records and failures:
         raise ValueError(
-            f"{out}: no run is finished, and {len(failures)} diverged: {failures[0].variant}, seed {failures[0].seed}: "
+            f"{out}: no run is finished, and {len(failures)} diverged: {failures[0].label}, seed {failures[0].seed}: "
             f"{failures[0].reason}"
         )
     if not records:
         raise ValueError(f"{out}: no run is finished yet; `twofold study run` makes them")
     origin = _read_origin(out)
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    results = build_results(records, **dict(origin), created=created, diverged=failures)
+    results = build_results(records, **dict(origin), created=created, diverged=failures, unfinished=unfinished)
     write_results(results, out)
     return results

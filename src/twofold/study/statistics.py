@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from twofold.study.record import Part, RunRecord
+from twofold.study.record import Labelled, Part, RunRecord
 
 CONFIDENCE = 0.95
 RESAMPLES = 4_000
@@ -66,10 +66,9 @@ class Comparison(Part):
         return self.model_copy(update=swapped)
 
 
-class VariantSummary(Part):
+class VariantSummary(Labelled):
     """One variant over its seeds. Cache bytes are measured; `cache_ratio` is to the study's largest cache."""
 
-    variant: str
     seeds: tuple[int, ...]
     bits_per_byte: Spread
     loss: Spread
@@ -116,7 +115,7 @@ def analyse(records: Sequence[RunRecord]) -> Statistics:
         baseline=baseline,
         summary=summary,
         comparisons=tuple(comparisons),
-        frontier=tuple(entry.variant for entry in undominated),
+        frontier=tuple(entry.label for entry in undominated),
     )
 
 
@@ -135,7 +134,7 @@ def compare(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Comparison:
         difference, interval, samples = float(np.mean(deltas)), t_interval(deltas), len(deltas)
         method = "paired t over seeds"
     return Comparison(
-        a=a[0].variant, b=b[0].variant, difference=difference, interval=interval, method=method, samples=samples
+        a=a[0].label, b=b[0].label, difference=difference, interval=interval, method=method, samples=samples
     )
 
 
@@ -177,13 +176,13 @@ def _by_variant(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     runs: dict[str, list[RunRecord]] = {}
     held_out = [(document.name, document.bytes) for document in records[0].documents]
     for record in records:
-        of_variant = runs.setdefault(record.variant, [])
+        of_variant = runs.setdefault(record.label, [])
         if any(other.seed == record.seed for other in of_variant):
-            raise ValueError(f"{record.variant} with seed {record.seed} is there twice: remove one of the two")
+            raise ValueError(f"{record.label} with seed {record.seed} is there twice: remove one of the two")
         if [(document.name, document.bytes) for document in record.documents] != held_out:
             raise ValueError(
-                f"{record.variant} with seed {record.seed} was scored on other documents than "
-                f"{records[0].variant} with seed {records[0].seed}: their scores cannot be compared"
+                f"{record.label} with seed {record.seed} was scored on other documents than "
+                f"{records[0].label} with seed {records[0].seed}: their scores cannot be compared"
             )
         of_variant.append(record)
     for of_variant in runs.values():
@@ -198,12 +197,12 @@ def _require_one_size(of_variant: Sequence[RunRecord]) -> None:
         if run.parameters != first.parameters:
             ours, theirs = run.parameters["total"], first.parameters["total"]
             raise ValueError(
-                f"{run.variant} has {ours} parameters with seed {run.seed} and {theirs} with seed {first.seed}: "
+                f"{run.label} has {ours} parameters with seed {run.seed} and {theirs} with seed {first.seed}: "
                 "these are two models, not two seeds of one"
             )
         if run.cache.bytes_per_token != first.cache.bytes_per_token:
             raise ValueError(
-                f"{run.variant} caches {run.cache.bytes_per_token} bytes per token with seed {run.seed} "
+                f"{run.label} caches {run.cache.bytes_per_token} bytes per token with seed {run.seed} "
                 f"and {first.cache.bytes_per_token} with seed {first.seed}: measure both at the same length"
             )
 
@@ -217,7 +216,8 @@ def _summarise(
     own = runs[variant]
     dominator, rival = _rivals(variant, runs, comparisons)
     return VariantSummary(
-        variant=variant,
+        label=variant,
+        variant=own[0].variant,
         seeds=tuple(run.seed for run in own),
         bits_per_byte=_spread(own, lambda run: run.validation.bits_per_byte),
         loss=_spread(own, lambda run: run.validation.loss),

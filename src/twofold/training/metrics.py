@@ -17,7 +17,8 @@ METRICS_FILE = "metrics.jsonl"
 class Step(NamedTuple):
     """What one optimizer step tells. `tokens` seen so far, `loss` in nats per token, `seconds` since the start.
 
-    `gradient_norm` is the norm before clipping.
+    `gradient_norm` is the norm before clipping; None where float16 could not hold the gradient and the step was left
+    out.
     """
 
     step: int
@@ -25,7 +26,7 @@ class Step(NamedTuple):
     tokens: int
     loss: float
     learning_rate: float
-    gradient_norm: float
+    gradient_norm: float | None
     seconds: float
 
     @property
@@ -41,25 +42,35 @@ class DivergedError(ValueError):
 class MetricsCallback(TrainerCallback):
     """Writes `metrics.jsonl` and tells `progress` about each step. Raises `DivergedError` when the loss is no number.
 
-    `kept` are the steps before the one that training goes on from; the file starts with them.
+    `kept` are the steps before the one that training goes on from; the file starts with them. Without a `path` there is
+    no file: another process writes it. `skips`: a loss scale skips the steps whose gradient is no number.
     """
 
     def __init__(
-        self, path: Path, tokens_per_step: int, progress: Callable[[Step], None] | None, kept: list[Step]
+        self,
+        path: Path | None,
+        tokens_per_step: int,
+        progress: Callable[[Step], None] | None,
+        kept: list[Step],
+        skips: bool = False,
     ) -> None:
         self.path = path
+        self.skips = skips
         self.tokens_per_step = tokens_per_step
         self.progress = progress
         self.steps = list(kept)
         self._file: TextIO | None = None
+        self._training = False
         self._started = 0.0
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Start the file with the steps that are kept, and the clock where they left it."""
-        self._file = self.path.open("w")
-        self._file.writelines(_line(step) for step in self.steps)
+        self._training = True
+        if self.path is not None:
+            self._file = self.path.open("w")
+            self._file.writelines(_line(step) for step in self.steps)
         self._started = time.perf_counter() - (self.steps[-1].seconds if self.steps else 0.0)
 
     def on_log(
@@ -71,31 +82,34 @@ class MetricsCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """One line; the Trainer's closing summary, which has no loss of a step, is left out."""
-        if self._file is None or not logs or "loss" not in logs:
+        if not self._training or not logs or "loss" not in logs:
             return
+        norm = logs["grad_norm"]
         step = Step(
             step=state.global_step,
             steps=state.max_steps,
             tokens=state.global_step * self.tokens_per_step,
             loss=logs["loss"],
             learning_rate=logs["learning_rate"],
-            gradient_norm=logs["grad_norm"],
+            gradient_norm=None if self.skips and not math.isfinite(norm) else norm,
             seconds=time.perf_counter() - self._started,
         )
         for name, value in (("loss", step.loss), ("gradient's norm", step.gradient_norm)):
-            if not math.isfinite(value):
+            if value is not None and not math.isfinite(value):
                 raise DivergedError(
                     f"the {name} is {value} at step {step.step} of {step.steps}: lower the learning rate "
                     f"({step.learning_rate:.2g} here), lengthen the warm-up, or clip harder"
                 )
-        self._file.write(_line(step))
-        self._file.flush()
+        if self._file is not None:
+            self._file.write(_line(step))
+            self._file.flush()
         self.steps.append(step)
         if self.progress:
             self.progress(step)
 
     def close(self) -> None:
-        """Close the file, also after an error."""
+        """Take no more steps, also after an error."""
+        self._training = False
         if self._file is not None:
             self._file.close()
             self._file = None

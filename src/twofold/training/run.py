@@ -2,51 +2,40 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_model
-from torch import nn
-from torch.utils.data import Dataset, RandomSampler
-from transformers import Trainer, TrainingArguments
+from torch.utils.data import Dataset
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations.integration_utils import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
 
+from twofold.environment import device_type
 from twofold.models.decoder import TwofoldForCausalLM
-from twofold.training import checkpoints
+from twofold.training import checkpoints, processes, requirements, sharding
 from twofold.training.metrics import METRICS_FILE, MetricsCallback, Step, read_metrics
 from twofold.training.settings import TrainingSettings
+from twofold.training.trainer import RunTrainer
 
 log = logging.getLogger(__name__)
 
-
-class _Trainer(Trainer):
-    def __init__(self, run_folder: Path, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self.run_folder = run_folder
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
-        step = self.state.global_step
-        checkpoints.publish(Path(self.args.output_dir) / f"checkpoint-{step}", self.run_folder, step)
-
-    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        return decayed_parameters(model)
-
-    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> RandomSampler:
-        """All steps' windows in one go: each once before any comes again, in an order that the batch does not change.
-
-        Transformers' own would end each round through the windows with a smaller step.
-        """
-        per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps
-        return RandomSampler(self.train_dataset, num_samples=self.args.max_steps * per_step)
+TENSORBOARD_FOLDER = "tensorboard"
 
 
-def decayed_parameters(model: nn.Module) -> list[str]:
-    """Names of the parameters that weight decay applies to: matrices, but not embeddings (nor a head tied to them)."""
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    return [name for name, p in model.named_parameters() if p.ndim >= 2 and id(p) not in embeddings]
+class _SeedByProcess(TrainerCallback):
+    """Draws of processes must differ, or all would drop the same elements. One process keeps the Trainer's seed."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if args.process_index:
+            torch.manual_seed(args.seed + 1_000_003 * args.process_index)
 
 
 def train(
@@ -68,41 +57,94 @@ def train(
     must have made: weights and metrics end up as if nothing had interrupted the run, bit by bit on a CPU. `say` is told
     where it goes on, and of damaged checkpoints. Without, checkpoints in `folder` are removed first.
     `windows` gives `input_ids` and `shift_labels` [context]; their order follows from `seed` alone. Seeds the global
-    random generators, as transformers' Trainer does. Raises `DivergedError` when the loss is no longer a number.
+    random generators, as transformers' Trainer does.
+
+    Processes that a launcher started share the run: each calls this with equal arguments and ends with the whole model,
+    and the first alone writes and tells. Raises `DivergedError` when the loss is no longer a number, and ValueError
+    where this machine cannot train as `settings` say.
     """
+    processes.join()
+    requirements.check(settings)
     steps = settings.steps(tokens, context)
-    folder.mkdir(parents=True, exist_ok=True)
-    if not resume:
-        checkpoints.remove(folder)
-    found = checkpoints.latest(folder, say)
-    place, done = found or (None, 0)
-    kept = read_metrics(folder, up_to=done)
-    if place:
+    place, done = processes.from_first(lambda: _beginning(folder, resume, say))
+    kept = processes.from_first(lambda: read_metrics(folder, up_to=done))
+    if place and processes.is_first():
         say(f"goes on after step {done} of {steps}")
     if place and done == steps:
         load_model(model, place / "model.safetensors")
         return kept
-    metrics = MetricsCallback(folder / METRICS_FILE, settings.batch * settings.accumulation * context, progress, kept)
-    trainer = _Trainer(
-        run_folder=folder,
-        model=model,
-        args=_arguments(settings, steps, seed, checkpoints.unfinished(folder)),
-        train_dataset=windows,
-        callbacks=[metrics],
+    metrics = MetricsCallback(
+        folder / METRICS_FILE if processes.is_first() else None,
+        settings.batch * settings.accumulation * context,
+        progress if processes.is_first() else None,
+        kept,
+        skips=settings.precision == "float16",
     )
-    trainer.remove_callback(PrinterCallback)
-    try:
-        trainer.train(resume_from_checkpoint=str(place) if place else None)
-    finally:
-        metrics.close()
+    arguments = _arguments(
+        settings, steps, seed, processes.from_first(lambda: checkpoints.unfinished(folder)), folder.name
+    )
+    with _prepared(model, settings) as trained:
+        trainer = RunTrainer(
+            run_folder=folder,
+            sharded=settings.fsdp,
+            model=trained,
+            args=arguments,
+            train_dataset=windows,
+            callbacks=[metrics, _SeedByProcess()],
+        )
+        trainer.remove_callback(PrinterCallback)
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
+                callback.logging_dir = str(folder / TENSORBOARD_FOLDER)
+        try:
+            trainer.train(resume_from_checkpoint=str(place) if place else None)
+        finally:
+            metrics.close()
     return metrics.steps
 
 
-def _arguments(settings: TrainingSettings, steps: int, seed: int, output: Path) -> TrainingArguments:
-    return TrainingArguments(
+def _beginning(folder: Path, resume: bool, say: Callable[[str], None]) -> tuple[Path | None, int]:
+    """The checkpoint to go on from and its step, in a folder that is there and holds no other checkpoints."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not resume:
+        checkpoints.remove(folder)
+    return checkpoints.latest(folder, say) or (None, 0)
+
+
+@contextmanager
+def _prepared(model: TwofoldForCausalLM, settings: TrainingSettings) -> Iterator[TwofoldForCausalLM]:
+    """What to train in the model's place; when the block has ended, `model` has the weights and is as it was.
+
+    Blocks are compiled in place, each by itself: parameters keep their names, one compilation serves all blocks, and
+    hooks of processes and checkpointing stay outside.
+    """
+    trained = model
+    if settings.fsdp:
+        trained = copy.deepcopy(model)
+        sharding.shard(trained)
+    if settings.compile:
+        torch.compiler.reset()  # what other models left would count against the limit of compilations
+        for block in trained.model.layers:
+            block.compile(options={"fallback_random": True})  # dropout takes the same elements as without
+    try:
+        yield trained
+        if settings.fsdp:
+            model.load_state_dict(sharding.whole_weights(trained))
+    finally:
+        if settings.gradient_checkpointing:
+            trained.activation_checkpointing_disable()
+        for block in trained.model.layers:
+            block._compiled_call_impl = None  # generation has other shapes at every step
+        for left in ("forward", "_original_forward", "_is_accelerate_prepared"):  # accelerate's, around autocast
+            trained.__dict__.pop(left, None)
+
+
+def _arguments(settings: TrainingSettings, steps: int, seed: int, output: Path, name: str) -> TrainingArguments:
+    arguments = TrainingArguments(
         output_dir=str(output),
+        run_name=name,
         max_steps=steps,
-        per_device_train_batch_size=settings.batch,
+        per_device_train_batch_size=settings.batch // processes.count(),
         gradient_accumulation_steps=settings.accumulation,
         learning_rate=settings.learning_rate,
         lr_scheduler_type="cosine_warmup_with_min_lr",  # unlike `cosine_with_min_lr`, its first step is not at 0
@@ -119,9 +161,17 @@ def _arguments(settings: TrainingSettings, steps: int, seed: int, output: Path) 
         logging_nan_inf_filter=False,
         save_strategy="steps" if settings.checkpoints else "no",
         save_steps=max(1, steps // max(1, settings.checkpoints)),
-        report_to="none",
+        bf16=settings.precision == "bfloat16",
+        fp16=settings.precision == "float16",
+        activation_checkpointing=settings.gradient_checkpointing,
+        use_cpu=device_type() == "cpu",
+        ddp_backend=processes.backend(),
+        ddp_find_unused_parameters=False,
+        report_to=list(settings.report_to),
         disable_tqdm=True,
         remove_unused_columns=False,
         label_names=["shift_labels"],
         dataloader_pin_memory=False,
     )
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # one process, one device: transformers would spread the batch over all
+    return arguments

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from twofold.variants.layout import RowLayout
@@ -107,6 +107,19 @@ class Variant:
                 f"possible numbers are {divisors}"
             )
         return self.kv_heads
+
+    def with_kv_heads(self, kv_heads: int, heads: int) -> tuple[Variant, int]:
+        """The same sharing with `kv_heads` key/value heads, and the query heads that it takes in a model of `heads`.
+
+        Those are the fewest from `heads` up that can be shared out evenly; where the query is the key, `kv_heads`.
+        """
+        if kv_heads == self.kv_heads:
+            return self, heads
+        if self.sharing.query_is_key:
+            return self, kv_heads
+        heads = -(-heads // kv_heads) * kv_heads
+        everyone = self.kv_heads is None and heads == kv_heads
+        return replace(self, kv_heads=None if everyone else kv_heads), heads
 
     def row_layout(self, head_dim: int) -> RowLayout:
         """The row of one token. Q=K saves nothing: its value still has numbers of its own."""

@@ -1,0 +1,32 @@
+"""What a model's rows depend on, so that saved rows are only ever continued by the model that made them."""
+
+from __future__ import annotations
+
+import hashlib
+
+from twofold.cache.saved import hash_tensor
+from twofold.models.architecture import FIELDS
+from twofold.models.decoder import TwofoldPreTrainedModel
+
+_WITHOUT_EFFECT = {"positions", "tied", "dropout", "initial_deviation"}
+"""Fields that shape no row, or only through the weights."""
+
+
+def fingerprint(model: TwofoldPreTrainedModel) -> dict[str, str]:
+    """The configuration that shapes rows, by name, and `weights`, the SHA-256 of the decoder below the head.
+
+    Equal for equal weights: after saving and loading, on every device, compiled or not. It reads all weights, so take
+    it once per model.
+    """
+    sizes = model.config.architecture
+    shaping = {name: str(getattr(sizes, name)) for name in FIELDS if name not in _WITHOUT_EFFECT}
+    state = {name.replace("_orig_mod.", ""): tensor for name, tensor in model.base_model.state_dict().items()}
+    hashed = hashlib.sha256()
+    for name in sorted(state):
+        hash_tensor(hashed, name, state[name])
+    return {
+        **shaping,
+        "fused_projections": str(model.config.fused_projections),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "weights": hashed.hexdigest(),
+    }

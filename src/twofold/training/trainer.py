@@ -1,0 +1,84 @@
+"""Transformers' Trainer with this package's order of the data, decayed parameters and checkpoints."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils.data import Dataset, RandomSampler
+from transformers import Trainer
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
+from transformers.utils import SAFE_WEIGHTS_NAME
+
+from twofold.training import checkpoints, processes, sharding
+
+
+class RunTrainer(Trainer):
+    """One run. `sharded`: the model is one that `sharding.shard` has spread over the processes."""
+
+    def __init__(self, run_folder: Path, sharded: bool, **arguments: Any) -> None:
+        self.run_folder = run_folder
+        self.sharded = sharded
+        super().__init__(**arguments)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """As transformers', but nothing is wrapped around a model that is spread over the processes already."""
+        super().create_accelerator_and_postprocess()
+        if self.sharded:
+            self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """See `decayed_parameters`."""
+        return decayed_parameters(model)
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> RandomSampler:
+        """All steps' windows in one go: each once before any comes again, in an order that the batch does not change.
+
+        Transformers' own would end each round through the windows with a smaller step. Processes take turns in this
+        order, so that a step sees the same windows however many there are.
+        """
+        per_step = self.args.train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps
+        return RandomSampler(self.train_dataset, num_samples=self.args.max_steps * per_step)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        processes.wait()  # each has written its random state
+        if processes.is_first():
+            step = self.state.global_step
+            checkpoints.publish(Path(self.args.output_dir) / f"checkpoint-{step}", self.run_folder, step)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        super()._save(output_dir, sharding.whole_weights(self.model) if self.sharded else state_dict)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self.sharded:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        state = sharding.whole_optimizer_state(self.optimizer)
+        if processes.is_first():
+            torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
+            torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        if not self.sharded:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            return
+        sharding.load_whole_weights(self.model, load_file(Path(resume_from_checkpoint) / SAFE_WEIGHTS_NAME))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if not self.sharded or checkpoint is None:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        state = torch.load(Path(checkpoint) / OPTIMIZER_NAME, map_location="cpu", weights_only=True)
+        sharding.load_whole_optimizer_state(self.optimizer, state)
+        self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / SCHEDULER_NAME, weights_only=True))
+
+
+def decayed_parameters(model: nn.Module) -> list[str]:
+    """Names of the parameters that weight decay applies to: matrices, but not embeddings (nor a head tied to them)."""
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    return [name for name, p in model.named_parameters() if p.ndim >= 2 and id(p) not in embeddings]

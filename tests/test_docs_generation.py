@@ -1,0 +1,21 @@
+"""The page on generation tells the truth: its Python runs."""
+
+import re
+from pathlib import Path
+
+from small_models import small_model
+from twofold.data.byte_tokens import VOCABULARY, byte_tokenizer
+
+PAGE = Path(__file__).parent.parent / "docs" / "generation.md"
+
+
+def test_python_runs(tmp_path, monkeypatch):
+    model = small_model("K=V MQA", vocab_size=VOCABULARY)
+    model.save_pretrained(tmp_path / "runs/mine/model")
+    byte_tokenizer().save_pretrained(tmp_path / "runs/mine/model")
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    names = {}
+    exec(compile(code, str(PAGE), "exec"), names)
+    assert names["outputs"].shape == (2, names["prompt"].shape[1] + 20)
+    assert names["cache"].get_seq_length() == names["prompt"].shape[1] + 19
