@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 
 from tiny_study import BATCH, CONTEXT, STEPS, documents, tiny_model
 from twofold.data.packing import PackedWindows
@@ -155,3 +156,30 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path):
     assert [step.step for step in read_metrics(tmp_path)] == list(range(1, STEPS))
     assert [step.step for step in read_metrics(tmp_path, up_to=4)] == [1, 2, 3, 4]
     assert read_metrics(tmp_path / "none") == []
+
+
+def test_time_alone_makes_a_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr("twofold.training.trainer.SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    with pytest.raises(KilledError):
+        run(tmp_path, stop_at=6)
+    said = []
+    run(tmp_path, said=said)
+    assert said == [f"goes on after step 5 of {STEPS}"]
+
+
+@pytest.mark.parametrize("error", [SafetensorError("File too large"), RuntimeError("failed writing file")])
+def test_a_disk_that_is_full_is_told_as_such(tmp_path, monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr("transformers.Trainer.save_model", fail)
+    with pytest.raises(OSError, match="cannot write a checkpoint into"):
+        run(tmp_path)
+
+
+def test_a_trained_model_caches_as_before(tmp_path):
+    model = tiny_model("K=V", **FIELDS)
+    how = TrainingSettings(batch=BATCH, checkpoints=0)
+    train(model, WINDOWS, how, tokens=1, context=CONTEXT, seed=0, folder=tmp_path)
+    assert model.config.use_cache
+    assert model.eval()(torch.tensor([[1, 2]])).cache is not None

@@ -23,9 +23,12 @@ def quiet_libraries() -> None:
 
 
 @contextmanager
-def running(title: str, quiet: bool = False) -> Iterator[RunProgress]:
-    """Shows one run while the block lasts, and how long it took; nothing where another process does."""
-    console = Console(stderr=True, highlight=False, quiet=quiet)
+def running(title: str, *, later: int = 0, quiet: bool = False) -> Iterator[RunProgress]:
+    """Shows one run while the block lasts, and how long it took; nothing (`quiet`) where another process does.
+
+    `later` runs of the same study come after it.
+    """
+    console = Console(stderr=True, highlight=False, markup=False, quiet=quiet)
     started = time.monotonic()
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -34,7 +37,13 @@ def running(title: str, quiet: bool = False) -> Iterator[RunProgress]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        yield RunProgress(title, console, bar)
+        try:
+            yield RunProgress(title, console, bar, later)
+        except KeyboardInterrupt:
+            console.print(
+                f"{title}: the same command goes on from the last checkpoint, if there is one", soft_wrap=True
+            )
+            raise
     console.print(f"{title}: done in {time.monotonic() - started:.0f} s", soft_wrap=True)
 
 
@@ -50,8 +59,9 @@ def evaluating() -> Iterator[Callable[[int, int], None]]:
 class RunProgress:
     """The `Watcher` of one run."""
 
-    def __init__(self, title: str, console: Console, bar: Progress) -> None:
+    def __init__(self, title: str, console: Console, bar: Progress, later: int = 0) -> None:
         self.title = title
+        self.later = later
         self.console = console
         self.bar = bar
         self._training = bar.add_task(f"{title}: training", total=None, figures="")
@@ -60,9 +70,12 @@ class RunProgress:
 
     def trained(self, step: Step) -> None:
         """After every optimizer step."""
+        whole = step.steps * step.seconds / step.step
+        left = whole - step.seconds
         figures = f"loss {step.loss:.3f}  {step.tokens_per_second:,.0f} tokens/s"
+        if self.later:
+            figures += f", all runs about {(left + self.later * whole) / 60:.0f} min"
         self.bar.update(self._training, completed=step.step, total=step.steps, figures=figures)
-        left = (step.steps - step.step) * step.seconds / step.step
         self._line(f"step {step.step:,} of {step.steps:,}, {figures}, {left:.0f} s left")
 
     def evaluated(self, tokens: int, total: int) -> None:

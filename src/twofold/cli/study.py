@@ -65,7 +65,7 @@ def run(
     quiet_libraries()
     total = len(spec.variants) * len(spec.seeds)
     command = shlex.join(["twofold", *context.obj])
-    run_study(spec, folder, command, lambda one: running(f"{one.number} of {total}: {one}"))
+    run_study(spec, folder, command, lambda one: running(f"{one.number} of {total}: {one}", later=total - one.number))
     _report(folder, as_json)
 
 

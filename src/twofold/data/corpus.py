@@ -90,8 +90,8 @@ def _find(source: str) -> tuple[Path, list[str]]:
     wildcards = [index for index, part in enumerate(path.parts) if glob.has_magic(part)]
     if not wildcards:
         raise ValueError(
-            f"There is no file or folder {source!r}: give a path, a glob such as 'texts/**/*.txt', "
-            f"or {STANDARD_LIBRARY!r}."
+            f"There is no file or folder {source!r} (looked for {path.absolute()}): give a path, a glob such as "
+            f"'texts/**/*.txt', or {STANDARD_LIBRARY!r}."
         )
     root = Path(*path.parts[: wildcards[0]])
     return root, _matches(root, "/".join(path.parts[wildcards[0] :]))

@@ -26,7 +26,19 @@ from twofold.models.decoder import TwofoldForCausalLM
 from twofold.models.initialise import initialise
 from twofold.models.load import MODEL_FOLDER
 from twofold.study.plan import PlannedRun
-from twofold.study.record import RECORD_FILE, RunRecord, write_atomically, write_record
+from twofold.study.record import (
+    RECORD_FILE,
+    CacheRecord,
+    CurvePoint,
+    DocumentRecord,
+    Environment,
+    RunRecord,
+    Sample,
+    Speed,
+    Validation,
+    write_atomically,
+    write_record,
+)
 from twofold.study.results import CorpusRecord
 from twofold.study.spec import StudySpec
 from twofold.training import checkpoints, processes
@@ -113,41 +125,52 @@ def execute(run: PlannedRun, spec: StudySpec, data: StudyData, watcher: Watcher)
         raise DivergedError(f"the trained model's held-out loss is {evaluation.loss}: lower the learning rate")
     prompt, generation = _sample(model, spec, data)
     save_model(model, run.folder / MODEL_FOLDER)
-    record = RunRecord.model_validate(
-        {
-            "label": run.label,
-            "variant": run.variant,
-            "seed": run.seed,
-            "parameters": measured_parameters(model),
-            "validation": evaluation.as_dict(),
-            "documents": [asdict(document) for document in evaluation.documents],
-            "cache": {
-                "tokens": generation.cached_tokens,
-                "bytes_formula": generation.bytes_formula,
-                "bytes_used": generation.bytes_used,
-                "bytes_reserved": generation.bytes_reserved,
-                "bytes_per_token": generation.bytes_used / generation.cached_tokens,
-            },
-            "speed": {
-                "train_tokens_per_second": steps[-1].tokens_per_second,
-                "decode_tokens_per_second": generation.decode_tokens_per_second,
-                "wall_seconds": steps[-1].seconds + time.perf_counter() - trained,
-            },
-            "environment": environment(),
-            "configuration": {
-                **spec.comparable(),
-                "training": spec.training.model_dump(mode="json"),
-                "corpus": data.record().model_dump(),
-                **_sizes_record(run),
-                "model_config": model.config.to_diff_dict(),
-            },
-            "sample": {"prompt": decode_text(prompt), "text": decode_text(generation.token_ids)},
-            "curve": _curve(steps),
-        }
+    seconds = steps[-1].seconds + time.perf_counter() - trained
+    record = RunRecord(
+        label=run.label,
+        variant=run.variant,
+        seed=run.seed,
+        parameters=measured_parameters(model),
+        validation=Validation(**evaluation.as_dict()),
+        documents=tuple(DocumentRecord(**asdict(document)) for document in evaluation.documents),
+        cache=_cache_record(generation),
+        speed=Speed(
+            train_tokens_per_second=steps[-1].tokens_per_second,
+            decode_tokens_per_second=generation.decode_tokens_per_second,
+            wall_seconds=seconds,
+        ),
+        environment=Environment.model_validate(environment()),
+        configuration=_configuration(run, spec, data, model),
+        sample=Sample(prompt=decode_text(prompt), text=decode_text(generation.token_ids)),
+        curve=_curve(steps),
     )
     write_record(record, run.folder / RECORD_FILE)
     checkpoints.remove(run.folder)
     return record
+
+
+def _cache_record(generation: Generation) -> CacheRecord:
+    return CacheRecord(
+        tokens=generation.cached_tokens,
+        bytes_formula=generation.bytes_formula,
+        bytes_used=generation.bytes_used,
+        bytes_reserved=generation.bytes_reserved,
+        bytes_per_token=generation.bytes_used / generation.cached_tokens,
+    )
+
+
+def _configuration(run: PlannedRun, spec: StudySpec, data: StudyData, model: TwofoldForCausalLM) -> dict[str, Any]:
+    """Everything that the run was made with, and what of its sizes is not the study's."""
+    contender = run.contender
+    return {
+        **spec.comparable(),
+        "training": spec.training.model_dump(mode="json"),
+        "corpus": data.record().model_dump(),
+        "sizes": contender.sizes,
+        "changed": {name: list(pair) for name, pair in contender.changed.items()},
+        "matched": {name: list(pair) for name, pair in contender.matched.items()},
+        "model_config": model.config.to_diff_dict(),
+    }
 
 
 def may_go_on(run: PlannedRun, spec: StudySpec, data: StudyData) -> bool:
@@ -174,16 +197,6 @@ def _settings(run: PlannedRun, spec: StudySpec, data: StudyData) -> bytes:
     """What a checkpoint must have been made with to be gone on from."""
     settings = {**spec.comparable(), "sizes": run.contender.sizes, "seed": run.seed, "text": data.corpus.sha256}
     return json.dumps(settings, indent=2).encode() + b"\n"
-
-
-def _sizes_record(run: PlannedRun) -> dict[str, Any]:
-    """The run's sizes, what of them is not the study's, and the costs that were matched (wanted, reached)."""
-    contender = run.contender
-    return {
-        "sizes": contender.sizes,
-        "changed": {name: list(pair) for name, pair in contender.changed.items()},
-        "matched": {name: list(pair) for name, pair in contender.matched.items()},
-    }
 
 
 def _new_model(run: PlannedRun) -> TwofoldForCausalLM:
@@ -220,8 +233,8 @@ def _length(document: Document) -> int:
     return len(document.content)
 
 
-def _curve(steps: list[Step]) -> list[dict[str, float]]:
+def _curve(steps: list[Step]) -> tuple[CurvePoint, ...]:
     """The training loss in at most `CURVE_POINTS` points, each the mean of the steps since the last."""
     every = -(-len(steps) // CURVE_POINTS)
     pieces = [steps[start : start + every] for start in range(0, len(steps), every)]
-    return [{"tokens": p[-1].tokens, "loss": sum(s.loss for s in p) / len(p)} for p in pieces]
+    return tuple(CurvePoint(tokens=p[-1].tokens, loss=sum(s.loss for s in p) / len(p)) for p in pieces)

@@ -50,7 +50,9 @@ def _check_processes(settings: TrainingSettings) -> None:
             f"a multiple of {count}"
         )
     if settings.fsdp and count == 1:
-        raise ValueError("training.fsdp spreads a model over processes, and there is one: start `twofold train` with torchrun")
+        raise ValueError(
+            "training.fsdp spreads a model over processes, and there is one: start `twofold train` with torchrun"
+        )
 
 
 def _check_launcher() -> None:

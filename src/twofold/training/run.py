@@ -21,7 +21,7 @@ from twofold.models.decoder import TwofoldForCausalLM
 from twofold.training import checkpoints, processes, requirements, sharding
 from twofold.training.metrics import METRICS_FILE, MetricsCallback, Step, read_metrics
 from twofold.training.settings import TrainingSettings
-from twofold.training.trainer import RunTrainer
+from twofold.training.trainer import RunTrainer, SaveOften
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def train(
             model=trained,
             args=arguments,
             train_dataset=windows,
-            callbacks=[metrics, _SeedByProcess()],
+            callbacks=[metrics, _SeedByProcess(), *([SaveOften()] if settings.checkpoints else [])],
         )
         trainer.remove_callback(PrinterCallback)
         for callback in trainer.callback_handler.callbacks:
@@ -119,6 +119,7 @@ def _prepared(model: TwofoldForCausalLM, settings: TrainingSettings) -> Iterator
     hooks of processes and checkpointing stay outside.
     """
     trained = model
+    caches = model.config.use_cache  # the Trainer turns it off for good
     if settings.fsdp:
         trained = copy.deepcopy(model)
         sharding.shard(trained)
@@ -130,7 +131,9 @@ def _prepared(model: TwofoldForCausalLM, settings: TrainingSettings) -> Iterator
         yield trained
         if settings.fsdp:
             model.load_state_dict(sharding.whole_weights(trained))
+            model.to(trained.device)  # where training leaves one that is not spread
     finally:
+        model.config.use_cache = caches
         if settings.gradient_checkpointing:
             trained.activation_checkpointing_disable()
         for block in trained.model.layers:

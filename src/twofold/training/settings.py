@@ -32,7 +32,7 @@ class TrainingSettings(BaseModel):
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.95, ge=0, lt=1)
     clip: float = Field(1.0, gt=0, description="largest norm of the gradient")
-    checkpoints: int = Field(10, ge=0, description="checkpoints per run, to go on from after an interruption")
+    checkpoints: int = Field(10, ge=0, description="checkpoints per run, beside one every 30 seconds; 0 for none")
     precision: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="what matrix products are computed in; weights, optimizer and evaluation stay float32"
     )

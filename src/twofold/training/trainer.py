@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset, RandomSampler
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from twofold.training import checkpoints, processes, sharding
+
+SECONDS_BETWEEN_CHECKPOINTS = 30.0
+
+
+class SaveOften(TrainerCallback):
+    """A checkpoint at least every `SECONDS_BETWEEN_CHECKPOINTS`, so that an interruption never costs much more.
+
+    Clocks of several processes differ, and all must save together: they keep to the steps that the settings name.
+    """
+
+    def __init__(self) -> None:
+        self._due = time.monotonic() + SECONDS_BETWEEN_CHECKPOINTS
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Ask for a checkpoint when it is time."""
+        if processes.count() == 1 and time.monotonic() >= self._due:
+            control.should_save = True
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Count from here."""
+        self._due = time.monotonic() + SECONDS_BETWEEN_CHECKPOINTS
 
 
 class RunTrainer(Trainer):
@@ -45,7 +68,10 @@ class RunTrainer(Trainer):
         return RandomSampler(self.train_dataset, num_samples=self.args.max_steps * per_step)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
+        try:
+            super()._save_checkpoint(model, trial)
+        except (SafetensorError, RuntimeError) as error:  # their ways to say that the disk is full
+            raise OSError(f"cannot write a checkpoint into {self.args.output_dir}: {error}") from error
         processes.wait()  # each has written its random state
         if processes.is_first():
             step = self.state.global_step
