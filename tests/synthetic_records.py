@@ -55,7 +55,9 @@ def synthetic_record(
     )
 
 
-def synthetic_results(records: Sequence[RunRecord], *, bigram: float = 3.61, text: str = "") -> Results:
+def synthetic_results(
+    records: Sequence[RunRecord], *, bigram: float = 3.61, text: str = "", baseline: str | None = None
+) -> Results:
     """Results of these records, from a study with a made-up corpus."""
     return build_results(
         records,
@@ -66,6 +68,7 @@ def synthetic_results(records: Sequence[RunRecord], *, bigram: float = 3.61, tex
             name="made-up" + text, sha256="0f" * 32 + text, documents=113, bytes=1_000_003, held_out_bytes=27_649
         ),
         bigram_bits_per_byte=bigram,
+        baseline=baseline,
     )
 
 

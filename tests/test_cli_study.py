@@ -214,6 +214,51 @@ def test_show_draws_an_image_or_says_why_not(capsys, out, monkeypatch):
     assert (out / "frontier.svg").read_bytes() == b"<svg/>"
 
 
+def test_show_counts_tokens_to_a_loss(capsys, out):
+    study(capsys, "report", out)
+    progress = json.loads(study(capsys, "show", out, "--to-loss", 9, "--json").out)
+    assert [one["label"] for one in progress] == list(VARIANTS)
+    assert progress[0]["to_baseline"] == 1
+    shown = study(capsys, "show", out, "--to-loss", 0.001).out
+    assert shown.count("not reached") == len(VARIANTS)
+    assert "above 0, not -1" in refused(capsys, "show", out, "--to-loss", -1)
+
+
+def test_advise_answers_in_words_and_in_json(capsys, out):
+    study(capsys, "report", out)
+    before = files(out)
+    smallest = min(json.loads((out / "results.json").read_text())["summary"], key=lambda e: e["cache_bytes_per_token"])
+    nobody = study(capsys, "advise", out, "--cache", 1)
+    assert nobody.out.splitlines()[:2] == [
+        f"no variant here meets this; nearest is {smallest['label']}",
+        "because:",
+    ]
+    advice = json.loads(study(capsys, "advise", out, "--cache", "1KiB", "--within", 5, "--json").out)
+    assert advice["budget"] == {"cache": 1024, "quality": None, "within": 5}
+    assert advice["answer"] in ("take", "cannot say", "none meets it")
+    assert advice["reasons"]
+    assert study(capsys, "advise", out / "results.json", "--quality", 0.01).code == 0
+    assert files(out) == before
+
+
+def test_advise_refuses_what_is_no_budget(capsys, out):
+    assert "is not there: `twofold study report` makes it" in refused(capsys, "advise", out, "--within", 1)
+    assert "at least one of cache, quality and within" in refused(capsys, "advise", out)
+    assert "cannot read '1kb/s'" in refused(capsys, "advise", out, "--cache", "1kb/s")
+    assert "within must be a number of at least 0, not -1" in refused(capsys, "advise", out, "--within", -1)
+
+
+def test_another_baseline_is_another_view_of_the_same_runs(capsys, texts, out):
+    path = out.parent / "other.yaml"
+    path.write_text(yaml.safe_dump(content(texts, baseline=VARIANTS[1])))
+    records = {name: kept for name, kept in files(out).items() if name.endswith("record.json")}
+    results = json.loads(study(capsys, "run", path, "--out", out, "--json").out)
+    assert results["baseline"] == VARIANTS[1]
+    assert {name: kept for name, kept in files(out).items() if name.endswith("record.json")} == records
+    path.write_text(yaml.safe_dump(content(texts, baseline="Q=K")))
+    assert f"choose one of {', '.join(VARIANTS)}" in refused(capsys, "run", path, "--out", out)
+
+
 def test_list_names_the_built_in_studies(capsys):
     outcome = study(capsys, "list", "--json")
     listed = json.loads(outcome.out)

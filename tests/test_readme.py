@@ -10,7 +10,6 @@ from command_line import run
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-RECORD = "docs/results/demo"
 
 
 def blocks(language):
@@ -46,20 +45,8 @@ def test_make_targets_exist():
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
 
 
-def test_table_is_made_from_the_committed_record(capsys):
-    (command, table) = re.search(r"<!-- twofold (study show .*?) -->\n(.*?)<!-- end -->", README, re.DOTALL).groups()
-    assert RECORD in command
-    made = run(capsys, *[word.replace("docs/", f"{ROOT}/docs/") for word in shlex.split(command)])
-    assert table.strip() == made.out.strip()
-
-
 def test_study_file_in_the_readme_is_valid():
     from twofold.study.load import parse_study
 
     (text,) = blocks("yaml")
     assert parse_study(text, "README.md").name == "my-study"
-
-
-def test_links_lead_somewhere():
-    for target in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (ROOT / target).exists(), target

@@ -62,6 +62,16 @@ def test_models_below_the_bigram_level_are_called_out():
     assert "MQA does not beat a byte-bigram model (2.1000" in " ".join(notes(results_of(*variants, bigram=2.1)))
 
 
+def test_what_two_savings_cost_together_is_told_where_the_four_are_there():
+    cells = {"QKV": 2.0, "K=V": 2.1, "MQA": 2.2}
+    for both, told in (
+        (2.5, "Beside MQA, K=V costs 0.2000 bits per byte more than alone (95 % interval +0.2000 to +0.2000)."),
+        (2.2, "Beside MQA, K=V costs 0.1000 bits per byte less than alone (95 % interval −0.1000 to −0.1000)."),
+    ):
+        assert told in notes(results_of(*((v, level, 704) for v, level in {**cells, "K=V MQA": both}.items())))
+    assert not any("Beside" in note for note in notes(results_of(*((v, level, 704) for v, level in cells.items()))))
+
+
 def test_cache_that_differs_from_its_formula_is_called_out():
     record = synthetic_record("K=V", 2.0, seed=3)
     assert "equal the formula in the run" in notes(synthetic_results([record]))[-1]

@@ -55,8 +55,9 @@ def test_a_good_file_is_read():
 
 
 def test_notation_is_made_canonical():
-    spec = parse_study(changed("  - QKV", "  - q-k=v mqa"), "f.yaml")
+    spec = parse_study(changed("  - QKV", "  - q-k=v mqa") + "baseline: k=v  Mqa\n", "f.yaml")
     assert spec.variants == (str(parse("Q-K=V MQA")), "K=V GQA-2")
+    assert spec.baseline == spec.variants[0]
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,11 @@ def test_notation_is_made_canonical():
             ["  - K=V", "  - GQA-3"],
             ":13: variants.2: GQA-3: 4 query heads cannot be shared out evenly among 3 key/value heads; possible "
             "numbers are 1, 2, 4",
+        ),
+        (
+            "seeds: [0, 5]",
+            ["seeds: [0, 5]", "baseline: K=V"],
+            ":14: baseline: 'K=V' is none of this study's variants: choose one of QKV, K=V GQA-2",
         ),
         ("seeds: [0, 5]", ["seeds: [0, 5, 0]"], ":13: seeds.2: 0 is named twice in seeds"),
         ("seeds: [0, 5]", ["seeds: [-1]"], ":13: seeds.0: Input should be greater than or equal to 0"),
@@ -170,7 +176,7 @@ def test_the_model_part_is_the_architecture():
 
 def test_every_setting_but_names_variants_and_seeds_is_compared():
     spec = parse_study(GOOD, "f.yaml")
-    left_out = {"name", "description", "variants", "seeds"}
+    left_out = {"name", "description", "variants", "baseline", "seeds"}
     assert set(spec.comparable()) == set(StudySpec.model_fields) - left_out
     assert set(spec.comparable()["training"]) == set(TrainingSettings.model_fields) - set(MACHINE_FIELDS)
 

@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from synthetic_records import NAMES, SIZES, synthetic_record
+from twofold.study.contrast import MINIMUM_DOCUMENTS, bootstrap_interval, t_interval
 from twofold.study.statistics import (
-    MINIMUM_DOCUMENTS,
     analyse,
-    bootstrap_interval,
     compare,
-    t_interval,
 )
 
 WORSE = (0.011, 0.017, 0.013, 0.019, 0.023, 0.012, 0.016, 0.014, 0.018, 0.021, 0.015)  # by document, all positive
@@ -181,6 +179,22 @@ def test_summary_means_deviations_and_ratios():
 def test_baseline_is_qkv_wherever_it_stands_and_else_the_first():
     assert analyse([synthetic_record("MQA", 2.0), synthetic_record("QKV", 2.0)]).baseline == "QKV"
     assert analyse([synthetic_record("MQA", 2.0), synthetic_record("K=V", 2.0)]).baseline == "MQA"
+
+
+def test_a_named_baseline_is_what_differences_are_shown_to_once_it_has_a_run():
+    runs = [synthetic_record("QKV", 2.0), synthetic_record("K=V", 2.1), synthetic_record("MQA", 2.4)]
+    statistics = analyse(runs, "K=V")
+    assert statistics.baseline == "K=V"
+    assert [e.difference_to_baseline and e.difference_to_baseline.b for e in statistics.summary] == ["K=V", None, "K=V"]
+    assert entry(statistics, "MQA").difference_to_baseline.difference == pytest.approx(0.3)
+    assert analyse(runs, "GQA-2").baseline == "QKV"
+
+
+def test_a_mean_has_an_interval_over_seeds_or_over_documents():
+    three = [synthetic_record("QKV", level, seed=s) for s, level in enumerate((1.9, 2.0, 2.4))]
+    assert analyse(three).summary[0].bits_interval == pytest.approx(t_interval([1.9, 2.0, 2.4]))
+    low, high = analyse([synthetic_record("QKV", bits(MIXED))]).summary[0].bits_interval
+    assert low < np.average(bits(MIXED), weights=SIZES) < high
 
 
 def test_frontier_is_ordered_by_cache():

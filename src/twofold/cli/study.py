@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from twofold.cli.output import print_json, show, table
+from twofold.cli.quantities import parse_bytes
+from twofold.cli.study_tables import (
+    SIZES,
+    advice_lines,
+    markdown,
+    plan_table,
+    progress_table,
+    remarks,
+    summary,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.table import Table
-
     from twofold.study.results import Results
     from twofold.study.spec import StudySpec
-    from twofold.study.statistics import VariantSummary
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,8 +41,15 @@ REPORT_EXAMPLES = """[bold]Examples[/bold]
 SHOW_EXAMPLES = """[bold]Examples[/bold]
   twofold study show runs/demo
   twofold study show runs/demo --markdown
+  twofold study show runs/demo --to-loss 1.9
   twofold study show runs/demo --image frontier.svg"""
 
+ADVISE_EXAMPLES = """[bold]Examples[/bold]
+  twofold study advise runs/demo --cache 1KiB
+  twofold study advise runs/demo --within 1
+  twofold study advise runs/demo --cache 2KiB --quality 2.5"""
+
+ResultsPath = Annotated[Path, typer.Argument(help="A results.json, or the folder that holds one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -79,8 +91,12 @@ def report(
 
 @app.command("show", epilog=SHOW_EXAMPLES)
 def show_results(
-    results: Annotated[Path, typer.Argument(help="A results.json, or the folder that holds one.")],
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+    results: ResultsPath,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+    to_loss: Annotated[
+        float | None,
+        typer.Option(help="Show training tokens to this training loss (nats per token) instead.", show_default=False),
+    ] = None,
     image: Annotated[
         Path | None,
         typer.Option(help="Write quality against cache as .svg, .png or .pdf instead.", show_default=False),
@@ -88,24 +104,49 @@ def show_results(
     as_json: AsJson = False,
 ) -> None:
     """Show finished results; writes nothing but the image that is asked for."""
-    from twofold.study.results import RESULTS_JSON, read_results
-
-    file = results / RESULTS_JSON if results.is_dir() else results
-    if not file.is_file():
-        what = "`twofold study report` makes it" if results.is_dir() else "give a results.json or a study's folder"
-        raise ValueError(f"{file} is not there: {what}")
-    found = read_results(file)
+    found = _read(results)
     if image is not None:
         from twofold.report.frontier import frontier_figure
         from twofold.report.look import write_image
 
         write_image(frontier_figure(found), image)
+    elif to_loss is not None:
+        from twofold.study.progress_to_loss import progress_to
+
+        progress = progress_to(to_loss, found)
+        if as_json:
+            print_json([one.model_dump(mode="json") for one in progress])
+        else:
+            show(progress_table(progress))
     elif as_json:
         print_json(found.model_dump(mode="json"))
-    elif markdown:
-        typer.echo(_markdown(found))
+    elif as_markdown:
+        typer.echo(markdown(found))
     else:
-        show(_summary(found))
+        show(summary(found))
+
+
+@app.command("advise", epilog=ADVISE_EXAMPLES)
+def advise_on(
+    results: ResultsPath,
+    cache: Annotated[
+        str | None, typer.Option(help="Cache bytes per token, at most: 1024, 1KiB.", show_default=False)
+    ] = None,
+    quality: Annotated[float | None, typer.Option(help="Bits per byte, at most.", show_default=False)] = None,
+    within: Annotated[
+        float | None, typer.Option(help="Percent of the baseline's bits per byte that it may cost.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The variant to take for a budget, with the reasons, or that the data cannot say. Writes nothing."""
+    from twofold.study.recommendation import Budget, advise
+
+    budget = Budget(cache=None if cache is None else parse_bytes(cache), quality=quality, within=within)
+    advice = advise(_read(results), budget)
+    if as_json:
+        print_json(advice.model_dump(mode="json"))
+    else:
+        show(*advice_lines(advice))
 
 
 @app.command("list")
@@ -177,29 +218,20 @@ def _show_plan(spec: StudySpec, folder: Path, as_json: bool) -> None:
         f"{spec.name}: {len(rows)} runs of {spec.tokens:,} tokens, {steps:,} steps each, on {spec.data.source} "
         f"({len(corpus.documents):,} documents, {corpus.bytes:,} bytes)",
         "",
-        _plan_table(sizes, of_sizes),
+        plan_table(sizes, of_sizes),
         "",
-        _plan_table(rows, ("label", "seed", "state", "folder")),
+        plan_table(rows, ("label", "seed", "state", "folder")),
     )
 
 
-SIZES = ("heads", "kv_heads", "head_dim", "mlp")
-PLAN_HEADINGS = {
-    "label": "variant",
-    "cache_bytes_per_token": "cache bytes/token",
-    "macs_per_window": "MACs/window",
-}
+def _read(results: Path) -> Results:
+    from twofold.study.results import RESULTS_JSON, read_results
 
-
-def _plan_table(rows: list[dict[str, Any]], keys: Sequence[str]) -> Table:
-    shown = table()
-    for key in keys:
-        heading = PLAN_HEADINGS.get(key, key).replace("_", " ")
-        justify: Literal["left", "right"] = "right" if isinstance(rows[0][key], int) else "left"
-        shown.add_column(heading, justify=justify, no_wrap=key == "label", overflow="fold")
-    for row in rows:
-        shown.add_row(*(f"{row[key]:,}" if isinstance(row[key], int) else str(row[key]) for key in keys))
-    return shown
+    file = results / RESULTS_JSON if results.is_dir() else results
+    if not file.is_file():
+        what = "`twofold study report` makes it" if results.is_dir() else "give a results.json or a study's folder"
+        raise ValueError(f"{file} is not there: {what}")
+    return read_results(file)
 
 
 def _report(folder: Path, as_json: bool) -> None:
@@ -211,64 +243,4 @@ def _report(folder: Path, as_json: bool) -> None:
     if as_json:
         print_json(results.model_dump(mode="json"))
         return
-    show(_summary(results), "", *_remarks(results), str(page))
-
-
-def _remarks(results: Results) -> list[str]:
-    """What belongs to the table: the level to beat, and what is missing."""
-    level = results.bigram_bits_per_byte
-    untrained = [e.label for e in results.summary if e.bits_per_byte.mean >= level]
-    remarks = [f"bigram model of bytes: {level:.3f} bits per byte"]
-    if untrained:
-        remarks.append(f"trained too little to be compared, no better than that model: {', '.join(untrained)}")
-    if results.unfinished:
-        remarks.append(f"not finished yet: {results.unfinished} of {results.unfinished + len(results.runs)} runs")
-    return remarks + [f"{f.label}, seed {f.seed} diverged: {f.reason}" for f in results.diverged]
-
-
-HEADINGS = ("variant", "parameters", "bits per byte", "to baseline", "cache bytes/token", "of largest", "verdict")
-LEFT = ("variant", "verdict", "changed")
-
-
-def _headings(results: Results) -> tuple[str, ...]:
-    """What was changed against the study's own model has a column where anything was."""
-    return (*HEADINGS, "changed") if any(run.changed for run in results.runs) else HEADINGS
-
-
-def _rows(results: Results) -> list[list[str]]:
-    from twofold.study.contenders import changes_text
-
-    changed = {run.label: changes_text(run.changed) for run in results.runs}
-    rows = []
-    for entry in results.summary:
-        spread = entry.bits_per_byte.standard_deviation
-        quality = f"{entry.bits_per_byte.mean:.4f}" + (f" ± {spread:.4f}" if spread is not None else "")
-        cache = (f"{entry.cache_bytes_per_token:,.0f}", f"{100 * entry.cache_ratio:.4g} %")
-        row = [entry.label, f"{entry.parameters['total']:,}", quality, _to_baseline(entry), *cache, entry.verdict]
-        row.append(changed[entry.label])
-        rows.append(row[: len(_headings(results))])
-    return rows
-
-
-def _to_baseline(entry: VariantSummary) -> str:
-    """The difference and its 95 % interval, where there is one."""
-    found = entry.difference_to_baseline
-    if found is None:
-        return "baseline"
-    interval = f" [{found.interval[0]:+.4f}, {found.interval[1]:+.4f}]" if found.interval else ""
-    return f"{found.difference:+.4f}{interval}"
-
-
-def _summary(results: Results) -> Table:
-    shown = table()
-    for heading in _headings(results):
-        shown.add_column(heading, justify="left" if heading in LEFT else "right")
-    for row in _rows(results):
-        shown.add_row(*row)
-    return shown
-
-
-def _markdown(results: Results) -> str:
-    headings = _headings(results)
-    rule = [":--" if heading in LEFT else "--:" for heading in headings]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, rule, *_rows(results)))
+    show(summary(results), "", *remarks(results), str(page))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from twofold.study.interaction import Interaction
 from twofold.study.statistics import Comparison
 
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -49,13 +50,23 @@ def signed_text(value: float) -> str:
     return text[1:] if text[1:].strip("0.") == "" else text
 
 
-def interval_text(comparison: Comparison) -> str:
+def interval_text(comparison: Comparison | Interaction) -> str:
     """`95 % interval +0.0175 to +0.0251`, or why there is none."""
     if comparison.interval is None:
         reason = "too few documents" if comparison.samples else comparison.method
         return f"no interval: {reason}"
     low, high = comparison.interval
     return f"95 % interval {signed_text(low)} to {signed_text(high)}"
+
+
+def interaction_text(found: Interaction) -> str:
+    """In a sentence, what sharing projections costs beside shared heads against what it costs alone."""
+    _, heads, shared, _ = found.cells
+    if not found.separable:
+        return f"What {shared} costs beside {heads} cannot be told from what it costs alone ({interval_text(found)})."
+    more = "more" if found.difference > 0 else "less"
+    size = bits_text(abs(found.difference))
+    return f"Beside {heads}, {shared} costs {size} bits per byte {more} than alone ({interval_text(found)})."
 
 
 def list_text(names: Sequence[str]) -> str:

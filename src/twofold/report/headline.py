@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twofold.report.formats import bits_text, interval_text, list_text, signed_text, times_text
+from twofold.report.formats import bits_text, interaction_text, interval_text, list_text, signed_text, times_text
 from twofold.study.results import Results
 from twofold.study.statistics import Comparison, VariantSummary
 
@@ -31,10 +31,13 @@ def lead(results: Results) -> str:
 
 
 def notes(results: Results) -> list[str]:
-    """Further findings: who dominates whom, who cannot be told apart, whether models learnt, whether bytes agree."""
+    """Further findings: who dominates whom, who cannot be told apart, what two savings cost together, whether models
+    learnt, whether bytes agree.
+    """
     return [
         *_dominated(results),
         *_inseparable(results),
+        *(interaction_text(one) for one in results.interactions),
         *_one_seed(results),
         _bigram(results),
         _cache(results),

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import FiniteFloat, NonNegativeInt, PositiveInt
 
+from twofold.study.interaction import Interaction
 from twofold.study.record import Labelled, Part, Run, RunRecord, read_checked, to_json, write_atomically
 from twofold.study.statistics import Comparison, VariantSummary, analyse
 
@@ -47,6 +48,7 @@ class Results(Part):
     summary: tuple[VariantSummary, ...]
     comparisons: tuple[Comparison, ...]
     frontier: tuple[str, ...]
+    interactions: tuple[Interaction, ...] = ()
     diverged: tuple[Failure, ...] = ()
     unfinished: NonNegativeInt = 0
 
@@ -59,11 +61,12 @@ def build_results(
     created: str,
     corpus: CorpusRecord,
     bigram_bits_per_byte: float,
+    baseline: str | None = None,
     diverged: Sequence[Failure] = (),
     unfinished: int = 0,
 ) -> Results:
     """Put a study's finished runs together. ValueError where they cannot be compared (see `analyse`)."""
-    statistics = analyse(records)
+    statistics = analyse(records, baseline)
     order = [entry.label for entry in statistics.summary]
     runs = sorted(records, key=lambda run: (order.index(run.label), run.seed))
     return Results(
@@ -77,6 +80,7 @@ def build_results(
         summary=statistics.summary,
         comparisons=statistics.comparisons,
         frontier=statistics.frontier,
+        interactions=statistics.interactions,
         diverged=tuple(diverged),
         unfinished=unfinished,
     )

@@ -164,6 +164,13 @@ def collect_results(out: Path) -> Results:
         raise ValueError(f"{out}: no run is finished yet; `twofold study run` makes them")
     origin = _read_origin(out)
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    results = build_results(records, **dict(origin), created=created, diverged=failures, unfinished=unfinished)
+    results = build_results(
+        records,
+        **dict(origin),
+        created=created,
+        baseline=spec.baseline,
+        diverged=failures,
+        unfinished=unfinished,
+    )
     write_results(results, out)
     return results

@@ -156,18 +156,30 @@ Entry = Annotated[str | VariantEntry, BeforeValidator(_entry)]
 
 
 class StudySpec(_Part):
-    """One study. `tokens` is the training budget of each run; every variant is trained with every seed."""
+    """One study. `tokens` is the training budget of each run; every variant is trained with every seed.
+
+    `baseline` is the label that differences are shown to; without it, QKV, or else the first.
+    """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     description: str = ""
     data: DataSpec = DataSpec()
     model: ModelSpec = ModelSpec()
     variants: tuple[Entry, ...] = Field(min_length=1)
+    baseline: str | None = None
     match: MatchSpec | None = None
     seeds: tuple[Annotated[int, Field(ge=0, lt=2**32)], ...] = Field((0,), min_length=1)
     tokens: int = Field(ge=1)
     training: TrainingSettings = TrainingSettings()
     sample: SampleSpec = SampleSpec()
+
+    @field_validator("baseline")
+    @classmethod
+    def _canonical_if_a_notation(cls, baseline: str | None) -> str | None:
+        try:
+            return baseline and str(parse(baseline))
+        except ValueError:
+            return baseline
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -194,6 +206,11 @@ class StudySpec(_Part):
                     f"{longest} tokens in a row are asked for (data.context, or sample.prompt + sample.tokens), and "
                     f"the model has {sizes.positions} learned positions: raise model.positions",
                 )
+        if self.baseline is not None and self.baseline not in seen.values():
+            choices = ", ".join(seen.values())
+            raise PlacedError(
+                ("baseline",), f"{self.baseline!r} is none of this study's variants: choose one of {choices}"
+            )
         return self
 
     @property
@@ -242,10 +259,10 @@ class StudySpec(_Part):
             return None
 
     def comparable(self) -> dict[str, Any]:
-        """What must be equal for runs to stand in one study: everything but name, description, variants, seeds,
-        and how the machine does it (`MACHINE_FIELDS`).
+        """What must be equal for runs to stand in one study: everything but name, description, variants,
+        baseline, seeds, and how the machine does it (`MACHINE_FIELDS`).
         """
-        left_out = dict.fromkeys(("name", "description", "variants", "seeds"), True)
+        left_out = dict.fromkeys(("name", "description", "variants", "baseline", "seeds"), True)
         return self.model_dump(mode="json", exclude={**left_out, "training": set(MACHINE_FIELDS)})
 
 

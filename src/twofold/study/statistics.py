@@ -1,35 +1,21 @@
 """Which differences between variants are larger than their uncertainty.
 
-Quality is bits per byte of the same held-out documents; lower is better. Two variants are always compared in
-pairs, because what makes a document hard, or a seed's data order lucky, is common to both and cancels:
-
-- with two or more seeds in common, Student's t interval of the mean difference over seeds: would other initial
-  weights and another order of the data say the same?
-- with one, a bootstrap over the held-out documents: would other documents say the same of *these* two models?
-  It knows nothing of seeds, so it is the weaker claim.
-
-Intervals hold for each pair on its own; nothing corrects for the number of pairs looked at.
+Quality is bits per byte of the same held-out documents; lower is better. Two variants are always compared in pairs:
+`contrast.py` says over what, and how certain that is. Intervals hold for each pair on its own; nothing corrects for
+the number of pairs looked at.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy import stats
 
+from twofold.study.contrast import contrast, excludes_zero
+from twofold.study.interaction import Interaction, interactions
 from twofold.study.record import Labelled, Part, RunRecord
 
-CONFIDENCE = 0.95
-RESAMPLES = 4_000
-RESAMPLING_SEED = 2_604_032  # fixed: the same records always give the same interval
-BLOCK = 250  # resamples drawn at once; bounds the memory that thousands of documents need
-# Six equal signs out of six happen by chance in 1 of 32 cases, five of five in 1 of 16: with fewer documents
-# than six no claim at 95 % is possible, whatever a bootstrap says.
-MINIMUM_DOCUMENTS = 6
 BASELINE = "QKV"
 
 
@@ -57,7 +43,7 @@ class Comparison(Part):
     @property
     def separable(self) -> bool:
         """Whether the interval excludes zero."""
-        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
+        return excludes_zero(self.interval)
 
     def reversed(self) -> Comparison:
         """The same comparison seen from the other side."""
@@ -67,10 +53,14 @@ class Comparison(Part):
 
 
 class VariantSummary(Labelled):
-    """One variant over its seeds. Cache bytes are measured; `cache_ratio` is to the study's largest cache."""
+    """One variant over its seeds. Cache bytes are measured; `cache_ratio` is to the study's largest cache.
+
+    `bits_interval` is the 95 % interval of its mean bits per byte, over seeds or, with one, over documents.
+    """
 
     seeds: tuple[int, ...]
     bits_per_byte: Spread
+    bits_interval: tuple[float, float] | None = None
     loss: Spread
     perplexity: Spread
     cache_bytes_per_token: float
@@ -90,16 +80,19 @@ class VariantSummary(Labelled):
 
 
 class Statistics(Part):
-    """What a study's records say: per variant, per pair, and which variants are not dominated."""
+    """What a study's records say: per variant, per pair, per four, and which variants are not dominated."""
 
     baseline: str
     summary: tuple[VariantSummary, ...]
     comparisons: tuple[Comparison, ...]
     frontier: tuple[str, ...]
+    interactions: tuple[Interaction, ...]
 
 
-def analyse(records: Sequence[RunRecord]) -> Statistics:
+def analyse(records: Sequence[RunRecord], baseline: str | None = None) -> Statistics:
     """Summarise and compare all variants, in the order in which they first appear.
+
+    Without a `baseline`, and as long as it has no run, differences are to QKV, or else to the first.
 
     ValueError: no records, a run twice, held-out documents that differ between runs, or a variant whose seeds
     disagree about its size or its cache.
@@ -107,7 +100,8 @@ def analyse(records: Sequence[RunRecord]) -> Statistics:
     runs = _by_variant(records)
     comparisons = [compare(runs[a], runs[b]) for a, b in combinations(runs, 2)]
     both_ways = {(c.a, c.b): c for each in comparisons for c in (each, each.reversed())}
-    baseline = BASELINE if BASELINE in runs else next(iter(runs))
+    wanted = (baseline, BASELINE, *runs)
+    baseline = next(label for label in wanted if label in runs)
     summary = tuple(_summarise(variant, runs, both_ways, baseline) for variant in runs)
     undominated = [entry for entry in summary if entry.dominated_by is None]
     undominated.sort(key=lambda entry: (entry.cache_bytes_per_token, entry.bits_per_byte.mean))
@@ -116,58 +110,13 @@ def analyse(records: Sequence[RunRecord]) -> Statistics:
         summary=summary,
         comparisons=tuple(comparisons),
         frontier=tuple(entry.label for entry in undominated),
+        interactions=interactions(runs),
     )
 
 
 def compare(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Comparison:
     """Bits per byte of variant `a` minus variant `b`, with a 95 % interval over seeds or over documents."""
-    of_a, of_b = ({run.seed: run for run in runs} for runs in (a, b))
-    shared = sorted(of_a.keys() & of_b.keys())
-    if not shared:
-        difference = _mean_bits(a) - _mean_bits(b)
-        interval, method, samples = None, "no seed in common", 0
-    elif len(shared) == 1:
-        difference, interval, samples = _over_documents(of_a[shared[0]], of_b[shared[0]])
-        method = "paired bootstrap over documents"
-    else:
-        deltas = [of_a[s].validation.bits_per_byte - of_b[s].validation.bits_per_byte for s in shared]
-        difference, interval, samples = float(np.mean(deltas)), t_interval(deltas), len(deltas)
-        method = "paired t over seeds"
-    return Comparison(
-        a=a[0].label, b=b[0].label, difference=difference, interval=interval, method=method, samples=samples
-    )
-
-
-def t_interval(deltas: Sequence[float]) -> tuple[float, float]:
-    """Student's interval of the mean: mean ± t · s / √n, with n − 1 degrees of freedom; n ≥ 2."""
-    mean, deviation = np.mean(deltas), np.std(deltas, ddof=1)
-    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, df=len(deltas) - 1)
-    half = quantile * deviation / math.sqrt(len(deltas))
-    return float(mean - half), float(mean + half)
-
-
-def bootstrap_interval(bits: NDArray[np.float64], sizes: NDArray[np.float64]) -> tuple[float, float]:
-    """Percentile interval of Σ bits / Σ sizes when whole documents are drawn with replacement.
-
-    `bits` holds each document's difference in bits between the two models, `sizes` its bytes; both [documents].
-    """
-    generator = np.random.default_rng(RESAMPLING_SEED)
-    ratios = []
-    for _ in range(RESAMPLES // BLOCK):
-        drawn = generator.integers(len(bits), size=(BLOCK, len(bits)))
-        ratios.append(bits[drawn].sum(axis=1) / sizes[drawn].sum(axis=1))
-    outside = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(np.concatenate(ratios), [outside, 1 - outside])
-    return float(low), float(high)
-
-
-def _over_documents(a: RunRecord, b: RunRecord) -> tuple[float, tuple[float, float] | None, int]:
-    nats_a, nats_b = (np.array([document.nats for document in run.documents]) for run in (a, b))
-    bits = (nats_a - nats_b) / math.log(2)
-    sizes = np.array([document.bytes for document in a.documents], dtype=np.float64)
-    enough = len(bits) >= MINIMUM_DOCUMENTS
-    interval = bootstrap_interval(bits, sizes) if enough else None
-    return float(bits.sum() / sizes.sum()), interval, len(bits)
+    return Comparison(a=a[0].label, b=b[0].label, **contrast((1, a), (-1, b))._asdict())
 
 
 def _by_variant(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
@@ -220,6 +169,7 @@ def _summarise(
         variant=own[0].variant,
         seeds=tuple(run.seed for run in own),
         bits_per_byte=_spread(own, lambda run: run.validation.bits_per_byte),
+        bits_interval=contrast((1, own)).interval,
         loss=_spread(own, lambda run: run.validation.loss),
         perplexity=_spread(own, lambda run: run.validation.perplexity),
         cache_bytes_per_token=_cache(own),
@@ -259,10 +209,6 @@ def _spread(runs: Sequence[RunRecord], value: Callable[[RunRecord], float]) -> S
     values = [value(run) for run in runs]
     deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return Spread(mean=float(np.mean(values)), standard_deviation=deviation)
-
-
-def _mean_bits(runs: Sequence[RunRecord]) -> float:
-    return float(np.mean([run.validation.bits_per_byte for run in runs]))
 
 
 def _cache(runs: Sequence[RunRecord]) -> float:
