@@ -16,7 +16,7 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 
 test: check
-	$(BIN)/pytest -m "not system"
+	$(BIN)/pytest -m "not system" -n auto --maxprocesses 4
 
 # Adds what needs system packages: Chromium or Chrome, for the report's page and its image.
 test-all: test

@@ -10,6 +10,12 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
+def _no_terminal_width(monkeypatch):
+    """Processes that run tests side by side are given one; what is printed must not depend on it."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True)
 def _restored_random_state():
     state = torch.random.get_rng_state()
     torch.manual_seed(0)

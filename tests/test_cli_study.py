@@ -145,7 +145,10 @@ def test_ctrl_c_in_a_real_process(texts, tmp_path):
         printed, errors = process.communicate(timeout=30)
     finally:
         process.kill()
-    assert (process.returncode, printed, errors) == (130, "", "twofold study run: interrupted\n")
+    advice, last = errors.splitlines()[-2:]
+    assert (process.returncode, printed, last) == (130, "", "twofold study run: interrupted")
+    assert advice.endswith("the same command goes on from the last checkpoint, if there is one")
+    assert "Traceback" not in errors
     assert not list(out.rglob("record.json"))
 
 

@@ -128,7 +128,7 @@ def luminance(colour):
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-@pytest.mark.parametrize("colour", {BLUE, ORANGE, NEUTRAL, *LINE_COLOURS})
+@pytest.mark.parametrize("colour", sorted({BLUE, ORANGE, NEUTRAL, *LINE_COLOURS}))
 @pytest.mark.parametrize("paper", [LIGHT_PAPER, DARK_PAPER])
 def test_marks_have_a_contrast_of_three_to_one_on_both_papers(colour, paper):
     bright, dark = sorted((luminance(colour), luminance(paper)), reverse=True)

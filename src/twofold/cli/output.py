@@ -30,7 +30,7 @@ def show(*renderables: RenderableType) -> None:
     width = out.width
     for renderable in renderables:
         out.width = max(width, _least_width(out, renderable))
-        out.print(renderable)
+        out.print(renderable, soft_wrap=isinstance(renderable, str))
 
 
 def table(**options: Any) -> Table:

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from twofold.study.record import RunRecord
+from twofold.study.record import Part, RunRecord
 
 CONFIDENCE = 0.95
 RESAMPLES = 4_000
@@ -37,16 +36,22 @@ Interval = tuple[float, float]
 Term = tuple[int, Sequence[RunRecord]]
 
 
-class Contrast(NamedTuple):
+class Contrast(Part):
     """Bits per byte; `interval` holds 95 % of the uncertainty, and is None where the records allow none.
 
-    `samples` counts what `method` draws on: seeds or documents.
+    `samples` counts what `method` draws on: seeds for "paired t over seeds", documents for "paired bootstrap over
+    documents".
     """
 
     difference: float
     interval: Interval | None
     method: str
     samples: int
+
+    @property
+    def separable(self) -> bool:
+        """Whether the interval excludes zero."""
+        return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
 
 
 def contrast(*terms: Term) -> Contrast:
@@ -55,16 +60,12 @@ def contrast(*terms: Term) -> Contrast:
     shared = sorted(set.intersection(*(set(runs) for _, runs in by_seed)))
     if not shared:
         difference = sum(sign * _mean_bits(runs) for sign, runs in terms)
-        return Contrast(difference, None, NOTHING_IN_COMMON, 0)
+        return Contrast(difference=difference, interval=None, method=NOTHING_IN_COMMON, samples=0)
     if len(shared) == 1:
         return _over_documents([(sign, runs[shared[0]]) for sign, runs in by_seed])
     values = [sum(sign * runs[seed].validation.bits_per_byte for sign, runs in by_seed) for seed in shared]
-    return Contrast(float(np.mean(values)), t_interval(values), OVER_SEEDS, len(values))
-
-
-def excludes_zero(interval: Interval | None) -> bool:
-    """Whether there is an interval, and zero is not in it."""
-    return interval is not None and not interval[0] <= 0 <= interval[1]
+    mean = float(np.mean(values))
+    return Contrast(difference=mean, interval=t_interval(values), method=OVER_SEEDS, samples=len(values))
 
 
 def t_interval(deltas: Sequence[float]) -> Interval:
@@ -95,7 +96,8 @@ def _over_documents(terms: Sequence[tuple[int, RunRecord]]) -> Contrast:
     bits = np.asarray(nats, dtype=np.float64) / math.log(2)
     sizes = np.array([document.bytes for document in terms[0][1].documents], dtype=np.float64)
     interval = bootstrap_interval(bits, sizes) if len(bits) >= MINIMUM_DOCUMENTS else None
-    return Contrast(float(bits.sum() / sizes.sum()), interval, OVER_DOCUMENTS, len(bits))
+    difference = float(bits.sum() / sizes.sum())
+    return Contrast(difference=difference, interval=interval, method=OVER_DOCUMENTS, samples=len(bits))
 
 
 def _mean_bits(runs: Sequence[RunRecord]) -> float:

@@ -4,30 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from twofold.study.contrast import contrast, excludes_zero
-from twofold.study.record import Part, RunRecord
+from twofold.study.contrast import Contrast, contrast
+from twofold.study.record import RunRecord
 from twofold.variants.notation import parse
 from twofold.variants.variant import Sharing, Variant
 
 
-class Interaction(Part):
+class Interaction(Contrast):
     """What sharing projections costs beside shared heads, minus what it costs alone, in bits per byte.
 
     `cells` are the four variants of (shared + heads − heads) − (shared − plain), in this order. Positive: the two
-    savings hurt each other; negative: the second costs less once the first is paid. `interval`, `method` and
-    `samples` are those of a `Comparison`.
+    savings hurt each other; negative: the second costs less once the first is paid.
     """
 
     cells: tuple[str, str, str, str]
-    difference: float
-    interval: tuple[float, float] | None
-    method: str
-    samples: int
-
-    @property
-    def separable(self) -> bool:
-        """Whether the interval excludes zero."""
-        return excludes_zero(self.interval)
 
 
 def interactions(runs: Mapping[str, Sequence[RunRecord]]) -> tuple[Interaction, ...]:
@@ -41,7 +31,7 @@ def interactions(runs: Mapping[str, Sequence[RunRecord]]) -> tuple[Interaction, 
         cells = _cells(label)
         if cells and all(cell in runs and runs[cell][0].variant == cell for cell in cells):
             signed = zip((1, -1, -1, 1), (runs[cell] for cell in cells), strict=True)
-            found.append(Interaction(cells=cells, **contrast(*signed)._asdict()))
+            found.append(Interaction(cells=cells, **contrast(*signed).model_dump()))
     return tuple(found)
 
 

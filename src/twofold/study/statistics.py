@@ -12,7 +12,7 @@ from itertools import combinations
 
 import numpy as np
 
-from twofold.study.contrast import contrast, excludes_zero
+from twofold.study.contrast import Contrast, contrast
 from twofold.study.interaction import Interaction, interactions
 from twofold.study.record import Labelled, Part, RunRecord
 
@@ -26,24 +26,11 @@ class Spread(Part):
     standard_deviation: float | None
 
 
-class Comparison(Part):
-    """Bits per byte of `a` minus `b`: positive means that `a` is worse.
-
-    `interval` holds 95 % of the uncertainty; None where the records allow no interval. `samples` counts what
-    `method` draws on: seeds for "paired t over seeds", documents for "paired bootstrap over documents".
-    """
+class Comparison(Contrast):
+    """Bits per byte of `a` minus `b`: positive means that `a` is worse."""
 
     a: str
     b: str
-    difference: float
-    interval: tuple[float, float] | None
-    method: str
-    samples: int
-
-    @property
-    def separable(self) -> bool:
-        """Whether the interval excludes zero."""
-        return excludes_zero(self.interval)
 
     def reversed(self) -> Comparison:
         """The same comparison seen from the other side."""
@@ -116,7 +103,7 @@ def analyse(records: Sequence[RunRecord], baseline: str | None = None) -> Statis
 
 def compare(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Comparison:
     """Bits per byte of variant `a` minus variant `b`, with a 95 % interval over seeds or over documents."""
-    return Comparison(a=a[0].label, b=b[0].label, **contrast((1, a), (-1, b))._asdict())
+    return Comparison(a=a[0].label, b=b[0].label, **contrast((1, a), (-1, b)).model_dump())
 
 
 def _by_variant(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
