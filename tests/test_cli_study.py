@@ -215,6 +215,15 @@ def test_show_draws_an_image_or_says_why_not(capsys, out, monkeypatch):
     monkeypatch.setattr(look.go.Figure, "to_image", lambda self, **_: b"<svg/>")
     assert study(capsys, "show", out, "--image", out / "frontier.svg") == (0, "", "")
     assert (out / "frontier.svg").read_bytes() == b"<svg/>"
+    drawn = []
+    monkeypatch.setattr(look.go.Figure, "to_image", lambda self, **_: drawn.append(self) or b"<svg/>")
+    for name in ("frontier", "differences"):
+        assert study(capsys, "show", out, "--image", out / "x.svg", "--figure", name).code == 0
+    assert [figure.layout.xaxis.title.text for figure in drawn] == [
+        "measured cache per token (log scale)",
+        "bits per byte minus QKV’s",
+    ]
+    assert "not one of" in refused(capsys, "show", out, "--image", out / "x.svg", "--figure", "pie")
 
 
 def test_show_counts_tokens_to_a_loss(capsys, out):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,7 +43,8 @@ SHOW_EXAMPLES = """[bold]Examples[/bold]
   twofold study show runs/demo
   twofold study show runs/demo --markdown
   twofold study show runs/demo --to-loss 1.9
-  twofold study show runs/demo --image frontier.svg"""
+  twofold study show runs/demo --image frontier.svg
+  twofold study show runs/demo --image differences.svg --figure differences"""
 
 ADVISE_EXAMPLES = """[bold]Examples[/bold]
   twofold study advise runs/demo --cache 1KiB
@@ -50,6 +52,15 @@ ADVISE_EXAMPLES = """[bold]Examples[/bold]
   twofold study advise runs/demo --cache 2KiB --quality 2.5"""
 
 ResultsPath = Annotated[Path, typer.Argument(help="A results.json, or the folder that holds one.")]
+
+
+class Figure(StrEnum):
+    """What `study show --image` draws."""
+
+    FRONTIER = "frontier"
+    DIFFERENCES = "differences"
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -99,17 +110,22 @@ def show_results(
     ] = None,
     image: Annotated[
         Path | None,
-        typer.Option(help="Write quality against cache as .svg, .png or .pdf instead.", show_default=False),
+        typer.Option(help="Write a figure as .svg, .png or .pdf instead.", show_default=False),
     ] = None,
+    figure: Annotated[
+        Figure, typer.Option(help="Which: quality against cache, or differences to the baseline.")
+    ] = Figure.FRONTIER,
     as_json: AsJson = False,
 ) -> None:
     """Show finished results; writes nothing but the image that is asked for."""
     found = _read(results)
     if image is not None:
+        from twofold.report.figures import differences_figure
         from twofold.report.frontier import frontier_figure
         from twofold.report.look import write_image
 
-        write_image(frontier_figure(found), image)
+        draw = differences_figure if figure is Figure.DIFFERENCES else frontier_figure
+        write_image(draw(found), image)
     elif to_loss is not None:
         from twofold.study.progress_to_loss import progress_to
 
