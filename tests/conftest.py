@@ -16,6 +16,12 @@ def _no_terminal_width(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
+def _own_cache_folder(tmp_path, monkeypatch):
+    """Nothing that a test keeps for later reaches the home folder."""
+    monkeypatch.setenv("TWOFOLD_CACHE", str(tmp_path / "cache-of-twofold"))
+
+
+@pytest.fixture(autouse=True)
 def _restored_random_state():
     state = torch.random.get_rng_state()
     torch.manual_seed(0)

@@ -15,9 +15,13 @@ from pathlib import Path
 
 import torch
 
+from stream_documents import Listed
 from tiny_study import CONTEXT, documents, tiny_model
 from twofold.cli.main import main as command_line
-from twofold.data.packing import PackedWindows
+from twofold.data.packing import Windows
+from twofold.data.stream_windows import StreamWindows
+from twofold.data.tokenizer import BYTES
+from twofold.data.tokens import tokenise
 from twofold.training import checkpoints, processes
 from twofold.training.metrics import DivergedError
 from twofold.training.run import train
@@ -32,6 +36,7 @@ CASES = {
     # name: (variant, sizes, settings)
     "ddp": ("K=V", MODERN, {"gradient_checkpointing": True, "accumulation": 2}),
     "ddp_tied": ("Q=K=V", PAPER, {}),
+    "ddp_stream": ("K=V", PAPER, {"accumulation": 2}),
     "ddp_dropout": ("K=V", {**PAPER, "dropout": 0.3}, {}),
     "fsdp": ("K=V GQA-2", MODERN, {"fsdp": True, "accumulation": 2}),
     "fsdp_tied": ("K=V MQA", PAPER, {"fsdp": True, "gradient_checkpointing": True}),
@@ -46,10 +51,13 @@ def run(name, folder, *, poison=False, **changes):
     if poison:
         torch.nn.init.constant_(model.lm_head.weight, torch.nan)
     chosen = TrainingSettings(batch=4, checkpoints=STEPS // 2, learning_rate=1e-2, **{**settings, **changes})
+    windows = Windows(tokenise(documents(), BYTES), CONTEXT)
+    if name == "ddp_stream":  # so short that it comes round
+        windows = StreamWindows(Listed(document.content for document in documents(3)), CONTEXT, BYTES, "separate")
     said, told = [], []
     steps = train(
         model,
-        PackedWindows(documents(), CONTEXT),
+        windows,
         chosen,
         tokens=STEPS * chosen.batch * chosen.accumulation * CONTEXT,
         context=CONTEXT,

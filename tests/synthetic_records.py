@@ -1,9 +1,18 @@
 """Run records with chosen numbers, for tests of what is made from records."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
+import pytest
+
+from twofold.study import execute
+from twofold.study.collection import ORIGIN_FILE, Origin
+from twofold.study.picking import Tried, halves
+from twofold.study.plan import DIVERGED_FILE, PlannedRun, note_study
 from twofold.study.record import (
+    RECORD_FILE,
     CacheRecord,
     CurvePoint,
     DocumentRecord,
@@ -12,8 +21,11 @@ from twofold.study.record import (
     Sample,
     Speed,
     Validation,
+    to_json,
+    write_record,
 )
 from twofold.study.results import CorpusRecord, Results, build_results
+from twofold.study.spec import StudySpec
 
 SIZES = (1009, 2003, 1511, 4001, 701, 3001, 907, 2503, 1301, 5003, 1709)  # bytes of each held-out document
 NAMES = tuple(f"package/module_{i}.py" for i in range(len(SIZES)))
@@ -30,6 +42,7 @@ def synthetic_record(
     parameters: dict[str, int] | None = None,
     sample: Sample | None = None,
     text: str = "",
+    point: dict[str, Any] | None = None,
 ) -> RunRecord:
     """A record whose documents score `bits_per_byte` (one number for all, or one each).
 
@@ -48,7 +61,8 @@ def synthetic_record(
         cache=_cache(bytes_per_token, tokens=257),
         speed=Speed(train_tokens_per_second=18_013, decode_tokens_per_second=211, wall_seconds=97),
         environment=_environment(text),
-        configuration={"model": {"width": 131, "layers": 3, "note": text}, "training": {"tokens": 1_000_003}},
+        configuration={"model": {"width": 131, "layers": 3, "note": text}, "training": {"tokens": 1_000_003}}
+        | ({"point": point} if point else {}),
         sample=sample or Sample(prompt="def f(x):" + text, text="\n    return x" + text),
         curve=_curve(documents),
         documents=documents,
@@ -56,7 +70,12 @@ def synthetic_record(
 
 
 def synthetic_results(
-    records: Sequence[RunRecord], *, bigram: float = 3.61, text: str = "", baseline: str | None = None
+    records: Sequence[RunRecord],
+    *,
+    bigram: float = 3.61,
+    text: str = "",
+    baseline: str | None = None,
+    sweep: Sequence[Tried] = (),
 ) -> Results:
     """Results of these records, from a study with a made-up corpus."""
     return build_results(
@@ -64,11 +83,60 @@ def synthetic_results(
         study="synthetic" + text,
         command="twofold study run synthetic" + text,
         created="2026-01-02T03:04:05+00:00" + text,
-        corpus=CorpusRecord(
-            name="made-up" + text, sha256="0f" * 32 + text, documents=113, bytes=1_000_003, held_out_bytes=27_649
-        ),
+        corpus=_corpus(text),
         bigram_bits_per_byte=bigram,
         baseline=baseline,
+        sweep=sweep,
+    )
+
+
+def bits_by_half(picking: float, reported: float) -> list[float]:
+    """Bits per byte of each document, so that the two halves score what is asked for."""
+    documents = synthetic_record("QKV", 2.0).documents
+    picks = {document.name for document in halves(documents)[0]}
+    return [picking if document.name in picks else reported for document in documents]
+
+
+def synthetic_study(spec: StudySpec, out: Path) -> Path:
+    """The folder of an ordinary study without any run."""
+    note_study(spec, out)
+    origin = Origin(study=spec.name, command="made up", corpus=_corpus(""), bigram_bits_per_byte=3.61)
+    (out / ORIGIN_FILE).write_bytes(to_json(origin))
+    return out
+
+
+def finish(run: PlannedRun, bits_per_byte: float | Sequence[float]) -> None:
+    """Give a planned run a record with these scores."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    record = synthetic_record(run.variant, bits_per_byte, seed=run.seed, point=dict(run.point))
+    write_record(record.model_copy(update={"label": run.label}), run.folder / RECORD_FILE)
+
+
+def invent_runs(
+    monkeypatch: pytest.MonkeyPatch, score: Callable[[PlannedRun, StudySpec], float], *, watched: bool = True
+) -> None:
+    """From now on, runs of studies are not trained but get the bits per byte that `score` says.
+
+    Whoever watches is shown the run itself in place of its one step, unless that is a real progress bar.
+    """
+
+    def invented(run: PlannedRun, spec: StudySpec, data: object, watcher: Any) -> None:
+        if watched:
+            watcher.trained(run)
+        finish(run, score(run, spec))
+
+    monkeypatch.setattr(execute, "execute", invented)
+
+
+def diverge(run: PlannedRun) -> None:
+    """Give a planned run the note of one whose loss stopped being a number."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    (run.folder / DIVERGED_FILE).write_text("the loss is nan at step 3 of 11\n")
+
+
+def _corpus(text: str) -> CorpusRecord:
+    return CorpusRecord(
+        name="made-up" + text, sha256="0f" * 32 + text, documents=113, bytes=1_000_003, held_out_bytes=27_649
     )
 
 

@@ -95,3 +95,18 @@ def test_text_that_will_not_do(capsys, run_folder, tmp_path, text, message):
     if text is not None:
         path.write_bytes(text)
     assert message in refused(capsys, run_folder, "--data", path)
+
+
+def test_the_cost_of_a_rounded_cache_is_shown(capsys, finished_study, monkeypatch):
+    command = ["evaluate", str(finished_study / "runs/QKV_seed0"), "--cache-dtype", "int8"]
+    found = json.loads(run(capsys, *command, "--json").out)
+    record = json.loads((finished_study / "runs/QKV_seed0/record.json").read_text())
+    assert found["bits_per_byte"] == record["validation"]["bits_per_byte"] != found["cached_bits_per_byte"]
+    expected = 100 * (found["cached_bits_per_byte"] / found["bits_per_byte"] - 1)
+    assert (found["cache_dtype"], found["cached_percent"]) == ("int8", pytest.approx(expected))
+    shown = run(capsys, *command)
+    assert (shown.code, shown.err) == (0, "")
+    assert f"{found['cached_bits_per_byte']:.4f}" in shown.out
+    monkeypatch.setattr("twofold.cli.evaluate.TOLERATED", expected - 1)
+    assert run(capsys, *command).err.startswith("Warning: a cache of int8 costs")
+    assert "int4" in refused(capsys, finished_study / "runs/QKV_seed0", "--cache-dtype", "int4")

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from command_line import run
+from local_datasets import COLUMN, parquet
 from tiny_study import CONTEXT
 
 SIZES = ("model.layers=2", "model.width=24", "model.mlp=31", f"data.context={CONTEXT}", "data.held_out=0.2")
@@ -46,6 +47,21 @@ def test_the_default_folder_is_named_after_variant_and_seed(capsys, texts, tmp_p
     assert outcome.code == 0
     assert outcome.out.split()[-1] == "runs/train/K=V_MQA_seed0"
     assert (tmp_path / "runs/train/K=V_MQA_seed0/record.json").is_file()
+
+
+def test_a_dataset_and_tokens_of_its_own(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("TWOFOLD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "datasets")
+    source = f"dataset:{parquet(tmp_path / 'texts')}"
+    own = (f"data.column={COLUMN}", "data.tokenizer=bpe-277", "data.held_out=0.2", "data.context=11")
+    settings = (*SIZES[:3], *QUICK, *own)
+    outcome = run(capsys, *arguments(source, tmp_path / "out", settings), "--json")
+    told = json.loads(outcome.out)
+    assert told["configuration"]["data"]["source"] == source
+    assert told["configuration"]["model_config"]["vocab_size"] == 277
+    assert told["validation"]["tokens"] < told["validation"]["bytes"]
+    message = refused(capsys, *arguments(source, tmp_path / "no", SIZES[:3]))
+    assert message.endswith(f"has no column 'text': name one with data.column; there are {COLUMN}, n")
 
 
 def test_an_empty_folder_will_do_even_the_working_one(capsys, texts, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from twofold.data.byte_tokens import (
     END,
     END_TEXT,
     VOCABULARY,
-    _byte_level_letters,
+    byte_level_letters,
     byte_tokenizer,
     decode,
     decode_text,
@@ -51,7 +51,7 @@ def test_decoding_refuses_other_tokens(token):
 
 
 def test_the_letters_are_those_of_byte_level_tokenizers():
-    letters = _byte_level_letters()
+    letters = byte_level_letters()
     assert len(set(letters)) == 256
     assert set(letters) == set(ByteLevel.alphabet())
     assert [letters[byte] for byte in b"A~ \n"] == ["A", "~", "Ġ", "Ċ"]  # as GPT-2 writes them

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from twofold.data.corpus import PIECE_BYTES, Corpus, Document, _pieces, load_corpus
+from twofold.data.corpus import Corpus, Document, load_corpus
+from twofold.data.file_text import PIECE_BYTES, FileText, cut
+from twofold.data.split import split
 
 DOCUMENTS = st.builds(Document, st.text(max_size=5), st.binary(max_size=7))
 
@@ -113,13 +115,76 @@ def test_text_in_one_file_is_cut_into_pieces(tmp_path):
 @example([PIECE_BYTES - 1, 3], True)
 def test_pieces_are_whole_lines_of_the_text_and_no_longer_than_they_must_be(line_lengths, ends_with_line):
     text = b"\n".join(b"x" * length for length in line_lengths) + b"\n" * ends_with_line
-    pieces = [piece.content for piece in _pieces(Document("book", text))]
+    pieces = list(cut([text]))
     assert b"".join(pieces) == text
     for piece in pieces[:-1]:
         assert piece.endswith(b"\n")
         assert len(piece) >= PIECE_BYTES
     for piece in pieces:
         assert b"\n" not in piece[PIECE_BYTES - 1 : -1]
+
+
+@given(st.lists(st.text(alphabet="aß日𝄞", max_size=30), max_size=9), st.integers(1, 7), st.integers(9, 23))
+def test_pieces_do_not_depend_on_how_the_text_is_read_and_end_in_no_character(lines, part, longest):
+    text = "\n".join(lines).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("twofold.data.file_text.PIECE_BYTES", 7)
+        patch.setattr("twofold.data.file_text.LONGEST_PIECE", longest)
+        pieces = list(cut([text]))
+        assert list(cut(text[at : at + part] for at in range(0, len(text), part))) == pieces
+    assert b"".join(pieces) == text
+    for piece in pieces:
+        assert piece.decode().encode() == piece
+        assert len(piece) <= longest
+    for piece in pieces[:-1]:
+        assert piece.endswith(b"\n") or len(piece) > longest - 4
+
+
+def test_a_corpus_that_stays_in_its_files_is_the_same_corpus(tmp_path, monkeypatch):
+    lines = b"".join(b"%d na\xc3\xafve\n" % number for number in range(7919))
+    write(tmp_path, a__book_dot_txt=lines, b_dot_txt=lines[:1003], c_dot_txt=b"")
+    sources = [f"{tmp_path}/a/book.txt", str(tmp_path)]
+    held = [load_corpus(source) for source in sources]
+    monkeypatch.setattr("twofold.data.corpus.IN_MEMORY", 900)
+    monkeypatch.setattr("twofold.data.file_text.BLOCK_BYTES", 1013)
+    told = []
+    left = [load_corpus(source, lambda *place: told.append(place)) for source in sources]
+    for one, other in zip(held, left, strict=True):
+        assert all(isinstance(document.text, FileText) for document in other.documents)
+        assert as_dict(one) == as_dict(other)
+        assert (one.sha256, one.bytes) == (other.sha256, other.bytes)
+        sides = zip(split(one, 0.1), split(other, 0.1), strict=True)
+        assert all([d.name for d in here] == [d.name for d in there] for here, there in sides)
+    assert told[-1] == (len(lines) + 1003, len(lines) + 1003)
+
+
+def test_a_large_file_is_cut_also_among_others(tmp_path, monkeypatch):
+    monkeypatch.setattr("twofold.data.corpus.LONGEST_FILE", 2 * PIECE_BYTES)
+    large = b"x" * 99 + b"\n"
+    write(tmp_path, large_dot_txt=large * 400, small_dot_txt=b"small")
+    found = as_dict(load_corpus(str(tmp_path)))
+    assert list(found) == ["large.txt#00000", "large.txt#00001", "large.txt#00002", "small.txt"]
+    assert b"".join(found[name] for name in list(found)[:3]) == large * 400
+
+
+def test_a_file_that_changes_while_it_is_used_is_told(tmp_path, monkeypatch):
+    write(tmp_path, a_dot_txt=b"one text", b_dot_txt=b"another")
+    monkeypatch.setattr("twofold.data.corpus.IN_MEMORY", 3)
+    first, second = load_corpus(str(tmp_path)).documents
+    write(tmp_path, a_dot_txt=b"two text")
+    with pytest.raises(ValueError, match=r"a\.txt' has changed since it was loaded"):
+        _ = first.content
+    assert second.content == b"another"
+
+
+def test_a_fault_far_into_a_large_file_has_its_offset(tmp_path):
+    good = b"good line\n" * 3000
+    write(tmp_path, a_dot_txt=good + b"caf\xe9!\n")
+    with pytest.raises(ValueError, match=f"byte 0xe9 at offset {len(good) + 3}"):
+        load_corpus(f"{tmp_path}/a.txt")
+    write(tmp_path, a_dot_txt=good + b"\0")
+    with pytest.raises(ValueError, match=f"NUL byte at offset {len(good)}"):
+        load_corpus(f"{tmp_path}/a.txt")
 
 
 @pytest.mark.parametrize("source", ["", "no/such/folder", "python-stdlb"])

@@ -9,9 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiny_study import tiny_model
 from twofold.data.byte_tokens import END, VOCABULARY
 from twofold.data.corpus import Document
-from twofold.data.packing import stream
+from twofold.data.tokenizer import BYTES
+from twofold.data.tokens import tokenise
 from twofold.evaluation.bigram import bigram_bits_per_byte, bigram_log_probabilities
 from twofold.evaluation.heldout import DocumentScore, Evaluation, evaluate
 
@@ -74,7 +76,7 @@ def test_every_position_is_shown_once_in_windows_of_at_most_the_context(contents
     documents = [Document(str(number), content) for number, content in enumerate(contents)]
     model = TableModel(np.zeros((VOCABULARY, VOCABULARY)))
     evaluation = evaluate(model, documents, context, batch_size)
-    tokens, _ = stream(documents)
+    tokens = tokenise(documents, BYTES).tokens
     assert torch.cat([call.flatten() for call in model.calls]).tolist() == tokens[:-1].tolist()
     full, rest = divmod(len(tokens) - 1, context)
     widths = [context] * full + [rest] * (rest > 0)
@@ -182,3 +184,22 @@ def test_unusable_arguments_are_errors():
         with pytest.raises(ValueError, match=rf"Nothing to evaluate: {len(documents)} document"):
             evaluate(model, documents, context=5)
     assert model.calls == []
+
+
+@pytest.mark.parametrize("variant", ["QKV", "K=V", "GQA-2"])
+def test_scoring_through_a_cache_costs_what_its_rounding_costs(variant):
+    model = tiny_model(variant, seed=3).double()
+    exact = evaluate(model, DOCUMENTS, context=7)
+    through = evaluate(model, DOCUMENTS, context=7, cache_dtype="float64")
+    assert [score.nats for score in through.documents] == pytest.approx([score.nats for score in exact.documents])
+    losses = {name: evaluate(model, DOCUMENTS, context=7, cache_dtype=name).loss for name in ("bfloat16", "int8")}
+    for name, bound in (("bfloat16", 5e-3), ("int8", 2e-2)):
+        assert 0 < abs(losses[name] - exact.loss) < bound
+
+
+def test_a_cache_that_cannot_be_is_refused():
+    model = tiny_model("K=V")
+    with pytest.raises(ValueError, match="masked against each other cannot be scored with a cache"):
+        evaluate(model, DOCUMENTS, context=7, packing="separate", cache_dtype="int8")
+    with pytest.raises(ValueError, match="int4"):
+        evaluate(model, DOCUMENTS, context=7, cache_dtype="int4")

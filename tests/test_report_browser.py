@@ -7,6 +7,9 @@ import subprocess
 import pytest
 
 from synthetic_records import synthetic_record, synthetic_results
+from test_report_gaps import family
+from test_report_sweep import swept
+from twofold.report.family import render_family
 from twofold.report.frontier import frontier_figure
 from twofold.report.look import write_image
 from twofold.report.page import render
@@ -24,6 +27,8 @@ MEASURE = """<script>setTimeout(() => {
   const drawings = document.querySelectorAll("svg.main-svg").length;
   parent.postMessage(`${document.documentElement.scrollWidth} ${drawings}`, "*");
 }, 1500)</script>"""
+
+AXES = {"context": [64, 128, 256], "packing": ["packed", "padded"]}
 
 pytestmark = pytest.mark.system
 
@@ -47,6 +52,19 @@ def test_page_draws_its_figures_silently_and_is_no_wider_than_a_phone(tmp_path, 
     width, drawings = re.search(r'data-measured="(\d+) (\d+)"', document).groups()
     assert int(width) == PHONE
     assert int(drawings) >= 4
+
+
+@pytest.mark.parametrize("text", ["", "<script>console.error(1)</script><b>" + "long" * 40])
+def test_a_sweeps_and_a_familys_page_do_so_too(tmp_path, text):
+    pages = {"sweep": (render(swept(text=text)), 5), "family": (render_family(family(AXES, text=text)), 1)}
+    for name, (page, figures) in pages.items():
+        (tmp_path / "report.html").write_text(page + MEASURE)
+        (tmp_path / "frame.html").write_text(FRAME)
+        document, console = opened(tmp_path / "frame.html", tmp_path)
+        assert console == [], name
+        width, drawings = re.search(r'data-measured="(\d+) (\d+)"', document).groups()
+        assert int(width) == PHONE, name
+        assert int(drawings) >= figures, name
 
 
 def test_a_silent_console_would_be_heard(tmp_path):

@@ -92,6 +92,15 @@ def test_page_is_made_for_phones_and_both_colour_schemes(page):
         assert 'class="scroll"' in page[: table.start()].rsplit("<div", 1)[1]
 
 
+def test_padding_that_is_scored_is_told():
+    record = synthetic_record("QKV", 2.0)
+    padded = record.model_copy(update={"configuration": {"data": {"packing": "padded"}}})
+    assert "and no padding" in render(synthetic_results([record]))
+    page = render(synthetic_results([padded]))
+    assert "the padding that fills windows up" in page
+    assert "and no padding" not in page
+
+
 def test_plotly_is_inline_once(page):
     assert len(re.findall(r"plotly\.js v[\d.]+\n", page)) == 1
 

@@ -14,16 +14,20 @@ from tiny_study import content, make, spec
 from twofold.models.load import load_model
 from twofold.report.page import render
 from twofold.report.tables import summary_rows
+from twofold.study.axes import AxesSpec
+from twofold.study.collection import collect_results
 from twofold.study.contenders import changes_text
+from twofold.study.data_spec import DataSpec
 from twofold.study.load import builtin_studies, checked, load_study, parse_study
 from twofold.study.match import TOLERANCE, cost
 from twofold.study.plan import planned_runs
 from twofold.study.record import read_record
 from twofold.study.results import Failure, read_results
-from twofold.study.runner import collect_results
-from twofold.study.spec import DataSpec, MatchSpec, ModelSpec, SampleSpec, StudySpec, VariantEntry
+from twofold.study.sizes import ModelSpec, VariantEntry
+from twofold.study.spec import MatchSpec, SampleSpec, StudySpec
 from twofold.study.statistics import analyse
 from twofold.training.settings import TrainingSettings
+from twofold.variants.variant import Sharing
 
 FILE = """\
 name: fair
@@ -179,13 +183,11 @@ def test_any_name_that_is_accepted_is_safe_as_a_folder(name):
 @pytest.mark.parametrize("name", [name for name in builtin_studies() if name.startswith("equal")])
 def test_built_in_fair_studies_compare_equals(name):
     built_in = load_study(name)
-    reference, *others = built_in.contenders
+    reference, more, wider, *controls = built_in.contenders
     assert not reference.changed
-    assert [c.architecture.kv_heads for c in others] == [
-        2 * reference.architecture.kv_heads,
-        others[1].architecture.kv_heads,
-    ]
-    assert [c.architecture.head_dim for c in others] == [32, 64]
+    assert (more.architecture.kv_heads, more.architecture.head_dim) == (2 * reference.architecture.kv_heads, 32)
+    assert (wider.architecture.kv_heads, wider.architecture.head_dim) == (reference.architecture.kv_heads, 64)
+    assert all((c.architecture.head_dim, c.architecture.variant.sharing) == (64, Sharing.QKV) for c in controls)
     for contender in built_in.contenders:
         assert cost("cache", contender.architecture, 1) == cost("cache", reference.architecture, 1)
         wanted, reached = contender.matched["parameters"]
@@ -283,7 +285,8 @@ DOCUMENT = (Path(__file__).parent.parent / "docs/studies.md").read_text()
 
 
 def test_the_documents_studies_are_valid_and_its_example_is_the_built_in_one():
-    own, fair = (parse_study(text, "studies.md") for text in re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL))
+    texts = re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)
+    own, fair, swept, family = (parse_study(text, "studies.md") for text in texts)
     assert [c.label for c in own.contenders] == [
         "QKV",
         "K=V GQA-2",
@@ -292,10 +295,13 @@ def test_the_documents_studies_are_valid_and_its_example_is_the_built_in_one():
     ]
     built_in = load_study("equal-cache")
     assert fair == built_in.model_copy(update={"description": "", "training": fair.training})
+    assert [point["training.learning_rate"] for point in swept.points] == [0.001, 0.003, 0.01]
+    assert len(family.members) == 3 * 2 * 2
+    assert "members/context=128,packing=padded" in family.members[2].folder
 
 
 @pytest.mark.parametrize(
-    "part", [StudySpec, DataSpec, ModelSpec, VariantEntry, MatchSpec, SampleSpec, TrainingSettings]
+    "part", [StudySpec, DataSpec, ModelSpec, VariantEntry, MatchSpec, SampleSpec, TrainingSettings, AxesSpec]
 )
 def test_the_document_names_every_key(part):
     assert not [key for key in part.model_fields if f"`{key}`" not in DOCUMENT]

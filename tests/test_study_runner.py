@@ -11,14 +11,16 @@ from safetensors.torch import load_file
 from tiny_study import BATCH, CONTEXT, STEPS, VARIANTS, files, make, spec, tiny_model, write_texts
 from twofold.data.corpus import load_corpus
 from twofold.data.split import split
+from twofold.data.tokenizer import BYTES
 from twofold.evaluation.bigram import bigram_bits_per_byte
 from twofold.evaluation.heldout import evaluate
 from twofold.models.load import load_model
 from twofold.report.headline import notes
 from twofold.study import execute
+from twofold.study.collection import collect_results
 from twofold.study.plan import note_study, planned_runs
 from twofold.study.record import read_record
-from twofold.study.runner import claimed, collect_results
+from twofold.study.runner import claimed
 from twofold.training.metrics import read_metrics
 from twofold.variants.layout import cache_bytes
 
@@ -290,7 +292,7 @@ def test_results_have_the_keys_that_programs_rely_on(study, texts):
 
 def test_a_saved_model_is_the_trained_one(tmp_path):
     model = tiny_model("K=V MQA", seed=5).eval()
-    execute.save_model(model, tmp_path / "model")
+    execute.save_model(model, BYTES, tmp_path / "model")
     ids = torch.arange(257)[None, ::7]
     with torch.no_grad():
         assert torch.equal(load_model(tmp_path)(ids).logits, model(ids).logits)

@@ -17,8 +17,8 @@ from twofold.training.metrics import METRICS_FILE, Step, read_metrics
 from twofold.training.settings import TrainingSettings
 
 TWO = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-IN_FLOAT32 = ("ddp", "ddp_tied", "fsdp", "fsdp_tied")
-GOES_ON = ("ddp-resumed", "fsdp_tied-resumed")
+IN_FLOAT32 = ("ddp", "ddp_tied", "ddp_stream", "fsdp", "fsdp_tied")
+GOES_ON = ("ddp-resumed", "ddp_stream-resumed", "fsdp_tied-resumed")
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_dropout_of_two_processes_differs(together):
     assert drawn[0] != drawn[1]
 
 
-@pytest.mark.parametrize("name", ["ddp_tied", "fsdp"])
+@pytest.mark.parametrize("name", ["ddp_tied", "ddp_stream", "fsdp"])
 def test_one_process_goes_on_from_a_checkpoint_of_two(alone, together, name):
     interrupt(together / name)
     weights, steps, said = distributed_training.run(name, together / name, fsdp=False)
@@ -118,7 +118,7 @@ def test_each_step_is_written_once_and_counts_the_tokens_of_all(together, name):
     assert lines[-1]["tokens"] == STEPS * 4 * settings.accumulation * CONTEXT
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp_tied"])
+@pytest.mark.parametrize("name", ["ddp", "ddp_stream", "fsdp_tied"])
 def test_checkpoints_of_two_are_those_of_one(alone, together, name):
     one, two = (folder / checkpoints.FOLDER / f"step-{SAVED}" for folder in (alone[name][2], together / name))
     noted = set(json.loads((two / checkpoints.MANIFEST).read_text()))

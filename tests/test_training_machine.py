@@ -10,7 +10,9 @@ from safetensors import safe_open
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from tiny_study import BATCH, CONTEXT, STEPS, content, documents, tiny_model
-from twofold.data.packing import PackedWindows
+from twofold.data.packing import Windows
+from twofold.data.tokenizer import BYTES
+from twofold.data.tokens import tokenise
 from twofold.study.load import checked
 from twofold.training import checkpoints, requirements
 from twofold.training.metrics import DivergedError, MetricsCallback, read_metrics
@@ -18,7 +20,7 @@ from twofold.training.run import TENSORBOARD_FOLDER, train
 from twofold.training.settings import MACHINE_FIELDS, TrainingSettings
 
 FIELDS = {"block": "paper", "dropout": 0.2}
-WINDOWS = PackedWindows(documents(), CONTEXT)
+WINDOWS = Windows(tokenise(documents(), BYTES), CONTEXT)
 
 
 class KilledError(Exception):

@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 
 from tiny_study import BATCH, CONTEXT, STEPS, documents, tiny_model
-from twofold.data.packing import PackedWindows
+from twofold.data.packing import Windows
+from twofold.data.tokenizer import BYTES
+from twofold.data.tokens import tokenise
 from twofold.training import checkpoints
 from twofold.training.metrics import METRICS_FILE, read_metrics
 from twofold.training.run import train
 from twofold.training.settings import TrainingSettings
 
 FIELDS = {"block": "paper", "dropout": 0.2}  # dropout: the random state must be restored as well
-WINDOWS = PackedWindows(documents(), CONTEXT)
+WINDOWS = Windows(tokenise(documents(), BYTES), CONTEXT)
 
 
 class KilledError(Exception):

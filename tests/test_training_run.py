@@ -13,7 +13,9 @@ from torch.utils.data import Dataset
 
 from tiny_study import CONTEXT, documents, tiny_model
 from twofold.data.corpus import Document
-from twofold.data.packing import PackedWindows
+from twofold.data.packing import Windows
+from twofold.data.tokenizer import BYTES
+from twofold.data.tokens import tokenise
 from twofold.training.metrics import read_metrics
 from twofold.training.run import train
 from twofold.training.settings import TrainingSettings
@@ -26,7 +28,7 @@ class Recorded(Dataset):
     """The first `WINDOWS` windows of the text, and the order in which they were asked for."""
 
     def __init__(self) -> None:
-        self.windows = PackedWindows(documents(), CONTEXT)
+        self.windows = Windows(tokenise(documents(), BYTES), CONTEXT)
         self.asked: list[int] = []
 
     def __len__(self) -> int:
@@ -146,7 +148,7 @@ def test_dropout_follows_from_the_seed(tmp_path):
     text = [Document("a", b"x" * CONTEXT)]  # one window, so that there is no order
     losses = []
     for seed in (0, 0, 1):
-        _, taken = run(tmp_path, tiny_model(dropout=0.5), PackedWindows(text, CONTEXT), steps=2, seed=seed)
+        _, taken = run(tmp_path, tiny_model(dropout=0.5), Windows(tokenise(text, BYTES), CONTEXT), steps=2, seed=seed)
         losses.append([step.loss for step in taken])
     assert losses[0] == losses[1] != losses[2]
 
@@ -217,7 +219,7 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path, poison, message):
 
 def test_it_learns_what_repeats(tmp_path):
     text = [Document("a", b"one two three four five\n" * 97)]
-    _, taken = run(tmp_path, windows=PackedWindows(text, CONTEXT), steps=60, batch=4, learning_rate=1e-2)
+    _, taken = run(tmp_path, windows=Windows(tokenise(text, BYTES), CONTEXT), steps=60, batch=4, learning_rate=1e-2)
     assert taken[0].loss > 4
     assert taken[-1].loss < 0.5
 

@@ -3,72 +3,135 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from twofold.cli.output import print_json, show, table
+from twofold.cli.settings import apply_settings
 
 if TYPE_CHECKING:
     from twofold.data.corpus import Document
+    from twofold.evaluation.heldout import Evaluation
+    from twofold.study.data_spec import DataSpec
+    from twofold.study.texts import Stages
 
 EXAMPLES = """[bold]Examples[/bold]
   twofold evaluate runs/demo/runs/QKV_seed0
-  twofold evaluate runs/demo/runs/QKV_seed0 --data my-texts/ --json"""
+  twofold evaluate runs/demo/runs/QKV_seed0 --data my-texts/ --json
+  twofold evaluate runs/demo/runs/QKV_seed0 --cache-dtype int8
+  twofold evaluate runs/mine --data dataset:my-dataset --set data.split=test --set data.column=story"""
+
+PARTS = ("data",)
+"""Parts of a study file whose keys `--set` takes."""
+
+TOLERATED = 0.5
+"""Percent of bits per byte that a cache's rounding may cost without a warning."""
 
 
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A folder that `train` or `study run` wrote.")],
     data: Annotated[
         str | None,
-        typer.Option(help="Text to score, whole: a file, a folder, a glob.", show_default="the run's held-out text"),
+        typer.Option(
+            help="Text to score, whole: a file, a folder, a glob, or dataset:NAME_OR_FOLDER.",
+            show_default="the run's held-out text",
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Keys of a dataset, such as data.column=story or data.split=test; may be given again.",
+            show_default=False,
+        ),
     ] = None,
     context: Annotated[
         int | None, typer.Option(help="Tokens per window.", show_default="the run's own, else 256")
     ] = None,
     batch: Annotated[int, typer.Option(help="Windows per forward pass.")] = 16,
+    cache_dtype: Annotated[
+        str | None,
+        typer.Option(help="Also score with rows kept as int8, bfloat16 or float16.", show_default=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Loss per real token, perplexity and bits per byte; every byte is scored once and no padding is."""
-    from twofold.cli.progress import evaluating, quiet_libraries
+    """Loss per real token, perplexity and bits per byte; every token is scored once, in windows as the run had them."""
+    from twofold.cli.progress import evaluating, quiet_libraries, reading
+    from twofold.data.tokenizer import load_tokenizer
     from twofold.evaluation.heldout import evaluate as score
     from twofold.models.load import load_model
 
     quiet_libraries()
     loaded = load_model(model)
-    documents, own_context = _text(model, data)
-    with evaluating() as progress:
-        evaluation = score(loaded, documents, own_context if context is None else context, batch, progress)
+    tokenizer = load_tokenizer(Path(loaded.name_or_path))
+    with reading() as stages:
+        documents, spec = _text(model, data, settings or [], stages)
+    window = spec.context if context is None else context
+    exact, rounded = None, None
+    for dtype in [None] if cache_dtype is None else [cache_dtype, None]:  # a wrong name is told at once
+        with evaluating() as progress:
+            scores = score(
+                loaded, documents, window, batch, progress, tokenizer=tokenizer, packing=spec.packing, cache_dtype=dtype
+            )
+        exact, rounded = (scores, rounded) if dtype is None else (exact, scores)
+    assert exact is not None
+    cost = {} if rounded is None or cache_dtype is None else _cost_of_rounding(exact, rounded, cache_dtype)
     if as_json:
-        print_json({"variant": loaded.config.variant, **evaluation.as_dict()})
+        print_json({"variant": loaded.config.variant, **exact.as_dict(), **cost})
         return
+    _show(loaded.config.variant, exact, cost)
+
+
+def _cost_of_rounding(exact: Evaluation, rounded: Evaluation, cache_dtype: str) -> dict[str, Any]:
+    percent = 100 * (rounded.bits_per_byte / exact.bits_per_byte - 1)
+    if percent > TOLERATED:
+        typer.echo(
+            f"Warning: a cache of {cache_dtype} costs {percent:.2f} % of bits per byte, more than {TOLERATED} %",
+            err=True,
+        )
+    return {"cache_dtype": cache_dtype, "cached_bits_per_byte": rounded.bits_per_byte, "cached_percent": percent}
+
+
+def _show(variant: str, evaluation: Evaluation, cost: dict[str, Any]) -> None:
     shown = table(show_header=False)
     shown.add_column(style="bold")
     shown.add_column(justify="right")
-    shown.add_row("variant", loaded.config.variant)
+    shown.add_row("variant", variant)
     shown.add_row("bits per byte", f"{evaluation.bits_per_byte:.4f}")
     shown.add_row("loss, nats per token", f"{evaluation.loss:.4f}")
     shown.add_row("perplexity per token", f"{evaluation.perplexity:.4f}")
     shown.add_row("tokens scored", f"{evaluation.tokens:,}")
-    shown.add_row("bytes", f"{evaluation.bytes:,} in {len(documents):,} documents")
+    shown.add_row("bytes", f"{evaluation.bytes:,} in {len(evaluation.documents):,} documents")
+    if cost:
+        kept = f"{cost['cached_bits_per_byte']:.4f} ({cost['cached_percent']:+.3f} %)"
+        shown.add_row(f"bits per byte, {cost['cache_dtype']} rows", kept)
     show(shown)
 
 
-def _text(model: Path, data: str | None) -> tuple[tuple[Document, ...], int]:
-    """The documents to score and the context to score them in: as the model's run had them unless told otherwise."""
-    from twofold.data.corpus import load_corpus
-    from twofold.data.split import split
+def _text(model: Path, data: str | None, settings: list[str], stages: Stages) -> tuple[tuple[Document, ...], DataSpec]:
+    """The documents to score, and the windows to score them in: as the model's run had them unless told otherwise."""
+    from twofold.data.tokenizer import BYTES_NAME
+    from twofold.study.load import checked
     from twofold.study.record import RECORD_FILE, read_record
-    from twofold.study.spec import DataSpec
+    from twofold.study.texts import SplitTexts, whole_text
 
     file = next((f / RECORD_FILE for f in (model, model.parent) if (f / RECORD_FILE).is_file()), None)
     record = read_record(file) if file else None
-    spec = DataSpec.model_validate(record.configuration["data"]) if record else DataSpec()
-    if data is not None:
-        return load_corpus(data).documents, spec.context
-    if record is None:
+    # The model has its tokenizer with it; the one that the run names may be elsewhere by now.
+    own = {**(record.configuration["data"] if record else {}), "tokenizer": BYTES_NAME}
+    if data is None and record is None:
         raise ValueError(f"{model} has no {RECORD_FILE} that names its held-out text: give text with --data")
-    held_out = split(load_corpus(spec.source), spec.held_out)[1]
-    if [(d.name, len(d.content)) for d in held_out] != [(d.name, d.bytes) for d in record.documents]:
+    if data is not None:
+        own = {key: own[key] for key in ("context", "packing", "tokenizer") if key in own} | {"source": data}
+    # A study around it, so that a fault is explained as in a study file; its model takes any context.
+    content = {"name": "evaluate", "variants": ["QKV"], "tokens": 1, "model": {"positions": 2**31}, "data": own}
+    apply_settings(content, settings, PARTS)
+    spec = checked(content).data
+    if record is None or data is not None or settings:
+        return whole_text(spec, stages), spec
+    texts = SplitTexts.read(spec, stages)
+    if texts.corpus.sha256 != record.configuration["corpus"]["sha256"]:
         raise ValueError(f"{spec.source} has changed since the run, which held out other texts: give text with --data")
-    return held_out, spec.context
+    return texts.held_out, spec

@@ -30,19 +30,22 @@ def generate(
     from dataclasses import asdict
 
     from twofold.cli.progress import quiet_libraries
-    from twofold.data.byte_tokens import END, decode_text, encode
+    from twofold.data.tokenizer import load_tokenizer
     from twofold.evaluation.generation import generate as continue_from
     from twofold.models.load import load_model
 
     quiet_libraries()
-    ids = [END, *encode(sys.stdin.buffer.read() if prompt == "-" else os.fsencode(prompt)).tolist()]
-    made = continue_from(load_model(model), ids, new_tokens=tokens, temperature=temperature, seed=seed)
+    loaded = load_model(model)
+    tokenizer = load_tokenizer(Path(loaded.name_or_path))
+    text = sys.stdin.buffer.read() if prompt == "-" else os.fsencode(prompt)
+    ids = [tokenizer.end, *tokenizer.encode(text).tolist()]
+    made = continue_from(loaded, ids, new_tokens=tokens, temperature=temperature, seed=seed)
     if as_json:
         figures = asdict(made)
         new = figures.pop("token_ids")
-        print_json({"prompt": decode_text(ids), "text": decode_text(new), "new_tokens": len(new), **figures})
+        print_json({"prompt": tokenizer.decode(ids), "text": tokenizer.decode(new), "new_tokens": len(new), **figures})
         return
-    typer.echo(decode_text(ids + made.token_ids))
+    typer.echo(tokenizer.decode(ids + made.token_ids))
     typer.echo(
         f"cache: {made.bytes_used:,} bytes ({mib(made.bytes_used)} MiB) for {made.cached_tokens:,} tokens; "
         f"{made.decode_tokens_per_second:,.0f} tokens/s",

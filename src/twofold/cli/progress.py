@@ -48,6 +48,24 @@ def running(title: str, *, later: int = 0, quiet: bool = False) -> Iterator[RunP
 
 
 @contextmanager
+def reading(*, quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
+    """Shows what is done to the text before training, as `study.data.Stages`: a bar, or a line now and then."""
+    console = Console(stderr=True, highlight=False, markup=False, quiet=quiet)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("reading", total=None)
+        line_due = time.monotonic() + SECONDS_BETWEEN_LINES
+
+        def show(stage: str, done: int, total: int) -> None:
+            nonlocal line_due
+            bar.update(task, description=stage, completed=done, total=total)
+            if not console.is_terminal and time.monotonic() >= line_due:
+                line_due = time.monotonic() + SECONDS_BETWEEN_LINES
+                console.print(f"{stage} the text: {done / max(total, 1):.0%}", soft_wrap=True)
+
+        yield show
+
+
+@contextmanager
 def evaluating() -> Iterator[Callable[[int, int], None]]:
     """A bar for an evaluation alone; gives the function to call with (tokens scored, tokens in all)."""
     console = Console(stderr=True, markup=False)

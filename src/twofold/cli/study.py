@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from enum import StrEnum
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from twofold.cli.output import print_json, show, table
 from twofold.cli.quantities import parse_bytes
-from twofold.cli.study_tables import (
-    SIZES,
-    advice_lines,
-    markdown,
-    plan_table,
-    progress_table,
-    remarks,
-    summary,
-)
+from twofold.cli.study_show import SHOW_EXAMPLES, AsJson, ResultsPath, read_one, show_results, sweep_part
+from twofold.cli.study_tables import advice_lines, gap_table, in_terminal, remarks, summary
 
 if TYPE_CHECKING:
-    from twofold.study.results import Results
-    from twofold.study.spec import StudySpec
+    from twofold.cli.progress import RunProgress
+    from twofold.study.plan import PlannedRun
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,29 +32,10 @@ REPORT_EXAMPLES = """[bold]Examples[/bold]
   twofold study report runs/demo
   twofold study report runs/demo --json"""
 
-SHOW_EXAMPLES = """[bold]Examples[/bold]
-  twofold study show runs/demo
-  twofold study show runs/demo --markdown
-  twofold study show runs/demo --to-loss 1.9
-  twofold study show runs/demo --image frontier.svg
-  twofold study show runs/demo --image differences.svg --figure differences"""
-
 ADVISE_EXAMPLES = """[bold]Examples[/bold]
   twofold study advise runs/demo --cache 1KiB
   twofold study advise runs/demo --within 1
   twofold study advise runs/demo --cache 2KiB --quality 2.5"""
-
-ResultsPath = Annotated[Path, typer.Argument(help="A results.json, or the folder that holds one.")]
-
-
-class Figure(StrEnum):
-    """What `study show --image` draws."""
-
-    FRONTIER = "frontier"
-    DIFFERENCES = "differences"
-
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 @app.command("run", epilog=RUN_EXAMPLES)
@@ -80,15 +54,26 @@ def run(
     spec = load_study(study)
     folder = out or Path("runs") / spec.name
     if dry_run:
-        _show_plan(spec, folder, as_json)
+        from twofold.cli.study_plan import show_plan
+
+        show_plan(spec, folder, as_json)
         return
-    from twofold.cli.progress import quiet_libraries, running
+    from twofold.cli.progress import quiet_libraries, reading, running
+    from twofold.study.plan import places_of
     from twofold.study.runner import run_study
 
     quiet_libraries()
-    total = len(spec.variants) * len(spec.seeds)
+    total = spec.run_count
+    before = {place: number * total // len(spec.members) for number, (_, place) in enumerate(places_of(spec, folder))}
     command = shlex.join(["twofold", *context.obj])
-    run_study(spec, folder, command, lambda one: running(f"{one.number} of {total}: {one}", later=total - one.number))
+
+    def watch(one: PlannedRun) -> AbstractContextManager[RunProgress]:
+        place = one.folder.parent.parent
+        number = before[place] + one.number
+        where = f"{place.name}: " if spec.axes else ""
+        return running(f"{number} of {total}: {where}{one}", later=total - number)
+
+    run_study(spec, folder, command, watch, reading)
     _report(folder, as_json)
 
 
@@ -100,46 +85,7 @@ def report(
     _report(folder, as_json)
 
 
-@app.command("show", epilog=SHOW_EXAMPLES)
-def show_results(
-    results: ResultsPath,
-    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
-    to_loss: Annotated[
-        float | None,
-        typer.Option(help="Show training tokens to this training loss (nats per token) instead.", show_default=False),
-    ] = None,
-    image: Annotated[
-        Path | None,
-        typer.Option(help="Write a figure as .svg, .png or .pdf instead.", show_default=False),
-    ] = None,
-    figure: Annotated[
-        Figure, typer.Option(help="Which: quality against cache, or differences to the baseline.")
-    ] = Figure.FRONTIER,
-    as_json: AsJson = False,
-) -> None:
-    """Show finished results; writes nothing but the image that is asked for."""
-    found = _read(results)
-    if image is not None:
-        from twofold.report.figures import differences_figure
-        from twofold.report.frontier import frontier_figure
-        from twofold.report.look import write_image
-
-        draw = differences_figure if figure is Figure.DIFFERENCES else frontier_figure
-        write_image(draw(found), image)
-    elif to_loss is not None:
-        from twofold.study.progress_to_loss import progress_to
-
-        progress = progress_to(to_loss, found)
-        if as_json:
-            print_json([one.model_dump(mode="json") for one in progress])
-        else:
-            show(progress_table(progress))
-    elif as_json:
-        print_json(found.model_dump(mode="json"))
-    elif as_markdown:
-        typer.echo(markdown(found))
-    else:
-        show(summary(found))
+app.command("show", epilog=SHOW_EXAMPLES)(show_results)
 
 
 @app.command("advise", epilog=ADVISE_EXAMPLES)
@@ -158,7 +104,7 @@ def advise_on(
     from twofold.study.recommendation import Budget, advise
 
     budget = Budget(cache=None if cache is None else parse_bytes(cache), quality=quality, within=within)
-    advice = advise(_read(results), budget)
+    advice = advise(read_one(results), budget)
     if as_json:
         print_json(advice.model_dump(mode="json"))
     else:
@@ -177,7 +123,7 @@ def list_studies(as_json: AsJson = False) -> None:
                 {
                     "name": s.name,
                     "description": s.description.strip(),
-                    "variants": [c.label for c in s.contenders],
+                    "variants": [c.label for c in s.members[0].spec.contenders],
                     "seeds": s.seeds,
                     "tokens": s.tokens,
                 }
@@ -189,74 +135,39 @@ def list_studies(as_json: AsJson = False) -> None:
     for heading in ("study", "runs", "tokens each", "about"):
         shown.add_column(heading, overflow="fold")
     for spec in studies:
-        runs = len(spec.variants) * len(spec.seeds)
-        shown.add_row(spec.name, str(runs), f"{spec.tokens:,}", " ".join(spec.description.split()))
+        shown.add_row(spec.name, str(spec.run_count), f"{spec.tokens:,}", " ".join(spec.description.split()))
     show(shown)
 
 
-def _show_plan(spec: StudySpec, folder: Path, as_json: bool) -> None:
-    from twofold.data.corpus import load_corpus
-    from twofold.study.contenders import changes_text
-    from twofold.study.match import COSTS, cost
-    from twofold.study.plan import check_folder, planned_runs
-
-    check_folder(spec, folder)
-    corpus = load_corpus(spec.data.source)
-    steps = spec.training.steps(spec.tokens, spec.data.context)
-    rows: list[dict[str, Any]] = []
-    for one in planned_runs(spec, folder):
-        arch = one.contender.architecture
-        costs = {name: cost(name, arch, spec.data.context) for name in COSTS}
-        rows.append(
-            {
-                "label": one.label,
-                "variant": one.variant,
-                "seed": one.seed,
-                "heads": arch.heads,
-                "kv_heads": arch.kv_heads,
-                "head_dim": arch.head_dim,
-                "mlp": arch.mlp,
-                "parameters": costs["parameters"],
-                "cache_bytes_per_token": costs["cache"],
-                "macs_per_window": costs["compute"],
-                "changed": dict(one.contender.changed),
-                "steps": steps,
-                "folder": str(one.folder),
-                "state": one.state,
-            }
-        )
-    if as_json:
-        print_json(rows)
-        return
-    sizes = [{**row, "changed": changes_text(row["changed"])} for row in rows[: len(spec.contenders)]]
-    of_sizes = ("label", *SIZES, "parameters", "cache_bytes_per_token", "macs_per_window", "changed")
-    show(
-        f"{spec.name}: {len(rows)} runs of {spec.tokens:,} tokens, {steps:,} steps each, on {spec.data.source} "
-        f"({len(corpus.documents):,} documents, {corpus.bytes:,} bytes)",
-        "",
-        plan_table(sizes, of_sizes),
-        "",
-        plan_table(rows, ("label", "seed", "state", "folder")),
-    )
-
-
-def _read(results: Path) -> Results:
-    from twofold.study.results import RESULTS_JSON, read_results
-
-    file = results / RESULTS_JSON if results.is_dir() else results
-    if not file.is_file():
-        what = "`twofold study report` makes it" if results.is_dir() else "give a results.json or a study's folder"
-        raise ValueError(f"{file} is not there: {what}")
-    return read_results(file)
-
-
 def _report(folder: Path, as_json: bool) -> None:
+    from twofold.study.plan import read_study
+
+    if read_study(folder).axes:
+        _report_family(folder, as_json)
+        return
     from twofold.report.page import write_report
-    from twofold.study.runner import collect_results
+    from twofold.study.collection import collect_results
 
     results = collect_results(folder)
     page = write_report(results, folder)
     if as_json:
         print_json(results.model_dump(mode="json"))
         return
-    show(summary(results), "", *remarks(results), str(page))
+    tried = ["", *sweep_part(results)] if results.sweep else []
+    show(in_terminal(summary(results)), *tried, "", *remarks(results), str(page))
+
+
+def _report_family(folder: Path, as_json: bool) -> None:
+    from twofold.report.family import write_family_report
+    from twofold.report.gaps import gap_remarks
+    from twofold.report.page import write_report
+    from twofold.study.collection import collect_family
+
+    gaps, of_members = collect_family(folder)
+    for place, results in of_members.items():
+        write_report(results, place)
+    page = write_family_report(gaps, folder)
+    if as_json:
+        print_json(gaps.model_dump(mode="json"))
+        return
+    show(in_terminal(gap_table(gaps)), "", *gap_remarks(gaps), str(page))

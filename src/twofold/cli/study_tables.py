@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from twofold.cli.output import table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from twofold.study.gaps import Gaps
     from twofold.study.progress_to_loss import Progress
     from twofold.study.recommendation import Advice
     from twofold.study.results import Results
@@ -46,22 +47,32 @@ def remarks(results: Results) -> list[str]:
         found.append(f"trained too little to be compared, no better than that model: {', '.join(untrained)}")
     found += [interaction_text(one) for one in results.interactions]
     if results.unfinished:
-        found.append(f"not finished yet: {results.unfinished} of {results.unfinished + len(results.runs)} runs")
+        found.append(f"not finished yet: {results.unfinished} of {results.total} runs")
     return found + [f"{f.label}, seed {f.seed} diverged: {f.reason}" for f in results.diverged]
 
 
 HEADINGS = ("variant", "parameters", "bits per byte", "to baseline", "cache bytes/token", "of largest", "verdict")
-LEFT = ("variant", "verdict", "changed")
+LEFT = ("variant", "verdict", "changed", "ran with", "packing", "size")
 
 
-def _headings(results: Results) -> tuple[str, ...]:
-    """What was changed against the study's own model has a column where anything was."""
-    return (*HEADINGS, "changed") if any(run.changed for run in results.runs) else HEADINGS
+class Lines(NamedTuple):
+    """A table's headings and rows as finished texts, whichever way it is printed."""
+
+    headings: list[str]
+    rows: list[list[str]]
+
+
+def _headings(results: Results) -> list[str]:
+    """A sweep's points, and what was changed against the study's own model, have a column where there are any."""
+    changed = ["changed"] if any(run.changed for run in results.runs) else []
+    return [*HEADINGS, *(["ran with"] if results.sweep else []), *changed]
 
 
 def _rows(results: Results) -> list[list[str]]:
+    from twofold.report.sweep import ran_with
     from twofold.study.contenders import changes_text
 
+    points = ran_with(results)
     changed = {run.label: changes_text(run.changed) for run in results.runs}
     rows = []
     for entry in results.summary:
@@ -69,6 +80,7 @@ def _rows(results: Results) -> list[list[str]]:
         quality = f"{entry.bits_per_byte.mean:.4f}" + (f" ± {spread:.4f}" if spread is not None else "")
         cache = (f"{entry.cache_bytes_per_token:,.0f}", f"{100 * entry.cache_ratio:.4g} %")
         row = [entry.label, f"{entry.parameters['total']:,}", quality, _to_baseline(entry), *cache, entry.verdict]
+        row += [points[entry.label]] if points else []
         row.append(changed[entry.label])
         rows.append(row[: len(_headings(results))])
     return rows
@@ -83,21 +95,41 @@ def _to_baseline(entry: VariantSummary) -> str:
     return f"{found.difference:+.4f}{interval}"
 
 
-def summary(results: Results) -> Table:
+def summary(results: Results) -> Lines:
     """One line per variant."""
+    return Lines(_headings(results), _rows(results))
+
+
+def sweep_points(results: Results) -> Lines:
+    """Bits per byte on the picking documents: one line per variant, one column per point, the chosen one marked."""
+    from twofold.report.sweep import sweep_table
+
+    found = sweep_table(results)
+    rows = [[label, *(c.text + (" ✓" if c.kind == "chosen" else "") for c in cells)] for label, cells in found.rows]
+    return Lines(["variant", *found.points], rows)
+
+
+def gap_table(gaps: Gaps) -> Lines:
+    """One line per variant and member of a family."""
+    from twofold.report.gaps import gap_headings, gap_rows
+
+    return Lines(gap_headings(gaps), gap_rows(gaps))
+
+
+def in_terminal(lines: Lines) -> Table:
+    """A table for a terminal."""
     shown = table()
-    for heading in _headings(results):
+    for heading in lines.headings:
         shown.add_column(heading, justify="left" if heading in LEFT else "right")
-    for row in _rows(results):
+    for row in lines.rows:
         shown.add_row(*row)
     return shown
 
 
-def markdown(results: Results) -> str:
+def in_markdown(lines: Lines) -> str:
     """The same in Markdown."""
-    headings = _headings(results)
-    rule = [":--" if heading in LEFT else "--:" for heading in headings]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, rule, *_rows(results)))
+    rule = [":--" if heading in LEFT else "--:" for heading in lines.headings]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (lines.headings, rule, *lines.rows))
 
 
 def progress_table(progress: Sequence[Progress]) -> Table:

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from twofold.cli.output import print_json, show, table
 from twofold.cli.quantities import parse_count
+from twofold.cli.settings import apply_settings
 
 EXAMPLES = """[bold]Examples[/bold]
   twofold train --variant "K=V GQA-2" --tokens 1M
   twofold train --data my-texts/ --tokens 5M --out runs/mine
+  twofold train --data my-texts/ --set data.tokenizer=bpe-4096
+  twofold train --data dataset:roneneldan/TinyStories --set data.streaming=true --set data.tokenizer=bpe-4096
   twofold train --variant MQA --set model.layers=6 --set training.learning_rate=1e-3"""
 
 PARTS = ("data", "model", "training", "sample")
@@ -22,8 +24,10 @@ PARTS = ("data", "model", "training", "sample")
 
 def train(
     variant: Annotated[str, typer.Option(help='Such as "K=V GQA-2"; see `twofold variants`.')] = "QKV",
-    data: Annotated[str, typer.Option(help="A file, a folder, a glob, or python-stdlib.")] = "python-stdlib",
-    tokens: Annotated[str, typer.Option(help="Training tokens (bytes), such as 1.2M.")] = "1.2M",
+    data: Annotated[str, typer.Option(help="A file, a folder, a glob, python-stdlib, or dataset:NAME_OR_FOLDER.")] = (
+        "python-stdlib"
+    ),
+    tokens: Annotated[str, typer.Option(help="Training tokens, such as 1.2M.")] = "1.2M",
     preset: Annotated[str, typer.Option(help="Named sizes, see `twofold plan --help`.")] = "tiny",
     seed: Annotated[int, typer.Option(help="For initial values, order of the data and dropout.")] = 0,
     out: Annotated[
@@ -40,7 +44,7 @@ def train(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
 ) -> None:
-    """Train one model on text, byte by byte; writes model/, metrics.jsonl and record.json into the folder.
+    """Train one model on text; writes model/, metrics.jsonl and record.json into the folder.
 
     The same command goes on where it was interrupted.
     """
@@ -55,20 +59,21 @@ def train(
         "data": {"source": data},
         "model": {"preset": preset},
     }
-    for setting in settings or []:
-        _apply(content, setting)
+    apply_settings(content, settings or [], PARTS)
     spec = checked(content)
     (contender,) = spec.contenders
     folder = out or Path("runs") / "train" / f"{contender.slug}_seed{seed}"
-    from twofold.cli.progress import quiet_libraries, running
-    from twofold.study.execute import StudyData, execute, may_go_on
+    from twofold.cli.progress import quiet_libraries, reading, running
+    from twofold.study.data import StudyData
+    from twofold.study.execute import execute, may_go_on
     from twofold.training import processes, requirements
 
     quiet_libraries()
     run = PlannedRun(1, contender, seed, folder)
     processes.join()
     requirements.check(spec.training)
-    data_of_run = StudyData.load(spec)
+    with reading(quiet=not processes.is_first()) as stages:
+        data_of_run = StudyData.load(spec, stages)
     if processes.from_first(lambda: folder.exists() and not may_go_on(run, spec, data_of_run)):
         raise ValueError(
             f"{folder} exists, and is no interrupted run of these settings: choose another folder with --out, or "
@@ -93,15 +98,3 @@ def train(
     shown.add_row("training", f"{record.speed.train_tokens_per_second:,.0f} tokens/s")
     shown.add_row("folder", str(folder))
     show(shown)
-
-
-def _apply(content: dict[str, Any], setting: str) -> None:
-    """Put `part.key=value` into the content, the value read as YAML."""
-    key, equals, value = setting.partition("=")
-    part, _, name = key.partition(".")
-    if not (equals and name and part in PARTS):
-        raise ValueError(f"--set {setting!r}: write KEY=VALUE with a key of {', '.join(PARTS)}, such as model.layers=6")
-    try:
-        content.setdefault(part, {})[name] = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ValueError(f"--set {setting!r}: the value is not YAML") from error

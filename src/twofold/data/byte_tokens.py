@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    import tokenizers
     from transformers import PreTrainedTokenizerFast
 
 VOCABULARY = 257
@@ -47,13 +48,19 @@ def byte_tokenizer() -> "PreTrainedTokenizerFast":
     """
     # Imported here: transformers takes seconds to load, and most of this package does without.
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {letter: byte for byte, letter in enumerate(_byte_level_letters())}
+    vocabulary = {letter: byte for byte, letter in enumerate(byte_level_letters())}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(END_TEXT, special=True, normalized=False)])
+    return ended_by_end(tokenizer)
+
+
+def ended_by_end(tokenizer: "tokenizers.Tokenizer") -> "PreTrainedTokenizerFast":
+    """A tokenizer with the token `END_TEXT` as an ordinary Hugging Face one, see `byte_tokenizer`."""
+    from transformers import PreTrainedTokenizerFast
+
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=END_TEXT,
@@ -65,7 +72,7 @@ def byte_tokenizer() -> "PreTrainedTokenizerFast":
     )
 
 
-def _byte_level_letters() -> list[str]:
+def byte_level_letters() -> list[str]:
     """The printable letter that byte-level BPE (GPT-2) writes for each byte value, in order.
 
     Printable Latin-1 stands for itself; the other bytes take the letters from U+0100 on, in order.

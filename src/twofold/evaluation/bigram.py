@@ -4,9 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from twofold.data.byte_tokens import VOCABULARY
+from twofold.data.byte_tokens import END, VOCABULARY
 from twofold.data.corpus import Document
-from twofold.data.packing import stream
+from twofold.data.tokenizer import BYTES
+from twofold.data.tokens import encoded
+
+_PAIRS_AT_ONCE = 2**20
 
 
 def bigram_log_probabilities(documents: Sequence[Document]) -> np.ndarray:
@@ -14,7 +17,7 @@ def bigram_log_probabilities(documents: Sequence[Document]) -> np.ndarray:
 
     A document starts after END and ends with END, as in training.
     """
-    counts = np.bincount(_pairs(documents), minlength=VOCABULARY**2).reshape(VOCABULARY, VOCABULARY) + 1
+    counts = _counts(documents) + 1
     return np.log(counts / counts.sum(axis=1, keepdims=True))
 
 
@@ -23,14 +26,24 @@ def bigram_bits_per_byte(train_documents: Sequence[Document], held_out_documents
 
     Raises ValueError if the held-out documents have no text.
     """
-    held_out_bytes = sum(len(document.content) for document in held_out_documents)
+    held_out_bytes = sum(document.size for document in held_out_documents)
     if held_out_bytes == 0:
         raise ValueError(f"Nothing to score: {len(held_out_documents)} held-out document(s) without text.")
-    log_probabilities = bigram_log_probabilities(train_documents).ravel()[_pairs(held_out_documents)]
-    return float(-log_probabilities.sum() / np.log(2) / held_out_bytes)
+    nats = -(_counts(held_out_documents) * bigram_log_probabilities(train_documents)).sum()
+    return float(nats / np.log(2) / held_out_bytes)
 
 
-def _pairs(documents: Sequence[Document]) -> np.ndarray:
-    """Each neighbouring pair of the packed stream as one number, previous · 257 + next."""
-    tokens = stream(documents)[0].astype(np.int64)
-    return tokens[:-1] * VOCABULARY + tokens[1:]
+def _counts(documents: Sequence[Document]) -> np.ndarray:
+    """How often each byte or END follows each other one, int64 [previous, next]; few documents are read at once."""
+    counts = np.zeros(VOCABULARY**2, dtype=np.int64)
+    waiting: list[np.ndarray] = []
+    pairs = 0
+    for tokens in encoded(documents, BYTES):
+        path = np.concatenate([[END], tokens, [END]], dtype=np.int64)
+        waiting.append(path[:-1] * VOCABULARY + path[1:])
+        pairs += len(waiting[-1])
+        if pairs >= _PAIRS_AT_ONCE:
+            counts += np.bincount(np.concatenate(waiting), minlength=len(counts))
+            waiting, pairs = [], 0
+    counts += np.bincount(np.concatenate([*waiting, np.empty(0, dtype=np.int64)]), minlength=len(counts))
+    return counts.reshape(VOCABULARY, VOCABULARY)

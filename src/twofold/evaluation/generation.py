@@ -31,17 +31,18 @@ class Generation:
     decode_tokens_per_second: float
 
 
-class _Clock(BaseStreamer):
+class Clock(BaseStreamer):
     """Notes when each token came; the first call brings the prompt."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
 
     def put(self, value: Tensor) -> None:
+        """Note the time."""
         self.times.append(time.perf_counter())
 
     def end(self) -> None:
-        pass
+        """Nothing is left to do."""
 
     @property
     def decode_tokens_per_second(self) -> float:
@@ -76,7 +77,7 @@ def generate(
         raise ValueError(f"the seed must be at least 0 and below 2^63, not {seed}")
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
     ids = torch.tensor([prompt_ids], device=model.device)
-    clock = _Clock()
+    clock = Clock()
     with evaluation_mode(model), torch.random.fork_rng():
         torch.manual_seed(seed)
         made = model.generate(

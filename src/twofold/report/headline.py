@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from twofold.report.formats import bits_text, interaction_text, interval_text, list_text, signed_text, times_text
+from twofold.report.sweep import sweep_notes
 from twofold.study.results import Results
 from twofold.study.statistics import Comparison, VariantSummary
 
@@ -31,13 +32,14 @@ def lead(results: Results) -> str:
 
 
 def notes(results: Results) -> list[str]:
-    """Further findings: who dominates whom, who cannot be told apart, what two savings cost together, whether models
-    learnt, whether bytes agree.
+    """Further findings: who dominates whom, who cannot be told apart, what two savings cost together, what a sweep
+    chose, whether models learnt, whether bytes agree.
     """
     return [
         *_dominated(results),
         *_inseparable(results),
         *(interaction_text(one) for one in results.interactions),
+        *sweep_notes(results),
         *_one_seed(results),
         _bigram(results),
         _cache(results),
@@ -49,7 +51,7 @@ def notes(results: Results) -> list[str]:
 def _unfinished(results: Results) -> list[str]:
     if not results.unfinished:
         return []
-    return [f"{results.unfinished} of {results.unfinished + len(results.runs)} runs are not finished yet."]
+    return [f"{results.unfinished} of {results.total} runs are not finished yet."]
 
 
 def _one_seed(results: Results) -> list[str]:

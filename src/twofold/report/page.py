@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import plotly.graph_objects as go
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
@@ -13,6 +13,7 @@ from twofold.report import headline, tables
 from twofold.report.figures import curves_figure, differences_figure, gaps_figure
 from twofold.report.formats import bits_text, bytes_text, count_text
 from twofold.report.frontier import frontier_figure
+from twofold.report.sweep import sweep_figure, sweep_table
 from twofold.study.record import write_atomically
 from twofold.study.results import Results
 
@@ -23,13 +24,14 @@ FIGURES = {
     "differences": differences_figure,
     "curves": curves_figure,
     "gaps": gaps_figure,
+    "sweep": sweep_figure,
 }
 
 
 def render(results: Results) -> str:
     """The report as one HTML page. Everything that comes from the results is escaped."""
     figures = {name: make(results) for name, make in FIGURES.items()}
-    template = _environment().get_template("report.html.j2")
+    template = page_template("report.html.j2")
     return template.render(
         results=results,
         lead=headline.lead(results),
@@ -37,6 +39,8 @@ def render(results: Results) -> str:
         tiles=_tiles(results),
         summary=tables.summary_rows(results),
         changed=any(run.changed for run in results.runs),
+        sweep=sweep_table(results),
+        padded=any(run.configuration.get("data", {}).get("packing") == "padded" for run in results.runs),
         matching=tables.matching(results),
         measured=tables.measured_rows(results),
         pairs=tables.pair_rows(results),
@@ -46,7 +50,7 @@ def render(results: Results) -> str:
         methods=tables.methods(results),
         environment=tables.facts([run.environment.model_dump() for run in results.runs]),
         configuration=tables.facts([run.configuration for run in results.runs]),
-        figures={name: _figure_json(figure) for name, figure in figures.items() if _has_points(figure)},
+        figures={name: figure_json(figure) for name, figure in figures.items() if _has_points(figure)},
         plotly=Markup(get_plotlyjs()),  # the library's own text; it holds no closing script tag
     )
 
@@ -59,8 +63,9 @@ def write_report(results: Results, directory: Path) -> Path:
     return path
 
 
-def _environment() -> Environment:
-    return Environment(
+def page_template(name: str) -> Template:
+    """A page's template: whatever is put into it is escaped, and a name that is missing is an error."""
+    environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
@@ -68,9 +73,10 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    return environment.get_template(name)
 
 
-def _figure_json(figure: go.Figure) -> Markup:
+def figure_json(figure: go.Figure) -> Markup:
     """The figure as JSON that cannot end the script element around it: `<`, `>` and `&` become \\u escapes."""
     text: str = figure.to_json()
     for character in "<>&":

@@ -17,6 +17,7 @@ from twofold.report.formats import (
     percent_text,
     signed_text,
 )
+from twofold.report.sweep import ran_with
 from twofold.study.contenders import changes_text
 from twofold.study.match import COSTS
 from twofold.study.results import Results, Run
@@ -41,6 +42,7 @@ class SummaryRow(NamedTuple):
     perplexity_deviation: str
     parameters: str
     changed: str
+    ran_with: str
     paper_name: str
 
 
@@ -84,10 +86,11 @@ def paper_name(variant: str) -> str:
 def summary_rows(results: Results) -> list[SummaryRow]:
     """The main table, from the largest cache to the smallest."""
     changed = {run.label: changes_text(run.changed) for run in results.runs}
-    return [_summary_row(entry, changed[entry.label]) for entry in by_cache(results)]
+    points = ran_with(results)
+    return [_summary_row(entry, changed[entry.label], points.get(entry.label, "")) for entry in by_cache(results)]
 
 
-def _summary_row(entry: VariantSummary, changed: str) -> SummaryRow:
+def _summary_row(entry: VariantSummary, changed: str, point: str) -> SummaryRow:
     comparison = entry.difference_to_baseline
     return SummaryRow(
         label=entry.label,
@@ -104,6 +107,7 @@ def _summary_row(entry: VariantSummary, changed: str) -> SummaryRow:
         perplexity_deviation=deviation_text(entry.perplexity, 3),
         parameters=count_text(entry.parameters["total"]),
         changed=changed,
+        ran_with=point,
         paper_name=paper_name(entry.label),
     )
 

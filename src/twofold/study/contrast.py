@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,9 +37,23 @@ Interval = tuple[float, float]
 Term = tuple[int, Sequence[RunRecord]]
 
 
-class Contrast(Part):
-    """Bits per byte; `interval` holds 95 % of the uncertainty, and is None where the records allow none.
+@dataclass(frozen=True)
+class Measure:
+    """What is contrasted: its name in a record's validation, nats in one unit of it, and what it is counted per."""
 
+    name: str
+    nats: float
+    per: str
+
+
+BITS_PER_BYTE = Measure("bits_per_byte", math.log(2), "bytes")
+LOSS = Measure("loss", 1.0, "tokens")
+
+
+class Contrast(Part):
+    """In bits per byte, or what else is measured.
+
+    `interval` holds 95 % of the uncertainty, and is None where the records allow none.
     `samples` counts what `method` draws on: seeds for "paired t over seeds", documents for "paired bootstrap over
     documents".
     """
@@ -54,16 +69,16 @@ class Contrast(Part):
         return self.interval is not None and not self.interval[0] <= 0 <= self.interval[1]
 
 
-def contrast(*terms: Term) -> Contrast:
-    """The sum of sign × bits per byte over `terms`, each a sign and the runs of one variant."""
+def contrast(*terms: Term, measure: Measure = BITS_PER_BYTE) -> Contrast:
+    """The sum of sign × bits per byte (or another measure) over `terms`, each a sign and the runs of one variant."""
     by_seed = [(sign, {run.seed: run for run in runs}) for sign, runs in terms]
     shared = sorted(set.intersection(*(set(runs) for _, runs in by_seed)))
     if not shared:
-        difference = sum(sign * _mean_bits(runs) for sign, runs in terms)
+        difference = sum(sign * _mean(runs, measure) for sign, runs in terms)
         return Contrast(difference=difference, interval=None, method=NOTHING_IN_COMMON, samples=0)
     if len(shared) == 1:
-        return _over_documents([(sign, runs[shared[0]]) for sign, runs in by_seed])
-    values = [sum(sign * runs[seed].validation.bits_per_byte for sign, runs in by_seed) for seed in shared]
+        return _over_documents([(sign, runs[shared[0]]) for sign, runs in by_seed], measure)
+    values = [sum(sign * _value(runs[seed], measure) for sign, runs in by_seed) for seed in shared]
     mean = float(np.mean(values))
     return Contrast(difference=mean, interval=t_interval(values), method=OVER_SEEDS, samples=len(values))
 
@@ -76,29 +91,34 @@ def t_interval(deltas: Sequence[float]) -> Interval:
     return float(mean - half), float(mean + half)
 
 
-def bootstrap_interval(bits: NDArray[np.float64], sizes: NDArray[np.float64]) -> Interval:
-    """Percentile interval of Σ bits / Σ sizes when whole documents are drawn with replacement.
+def bootstrap_interval(amounts: NDArray[np.float64], sizes: NDArray[np.float64]) -> Interval:
+    """Percentile interval of Σ amounts / Σ sizes when whole documents are drawn with replacement.
 
-    `bits` holds each document's difference in bits between the models, `sizes` its bytes; both [documents].
+    `amounts` holds each document's difference between the models, in bits or nats, `sizes` its bytes or tokens; both
+    [documents].
     """
     generator = np.random.default_rng(RESAMPLING_SEED)
     ratios = []
     for _ in range(RESAMPLES // BLOCK):
-        drawn = generator.integers(len(bits), size=(BLOCK, len(bits)))
-        ratios.append(bits[drawn].sum(axis=1) / sizes[drawn].sum(axis=1))
+        drawn = generator.integers(len(amounts), size=(BLOCK, len(amounts)))
+        ratios.append(amounts[drawn].sum(axis=1) / sizes[drawn].sum(axis=1))
     outside = (1 - CONFIDENCE) / 2
     low, high = np.quantile(np.concatenate(ratios), [outside, 1 - outside])
     return float(low), float(high)
 
 
-def _over_documents(terms: Sequence[tuple[int, RunRecord]]) -> Contrast:
+def _over_documents(terms: Sequence[tuple[int, RunRecord]], measure: Measure) -> Contrast:
     nats = sum(sign * np.array([document.nats for document in run.documents]) for sign, run in terms)
-    bits = np.asarray(nats, dtype=np.float64) / math.log(2)
-    sizes = np.array([document.bytes for document in terms[0][1].documents], dtype=np.float64)
-    interval = bootstrap_interval(bits, sizes) if len(bits) >= MINIMUM_DOCUMENTS else None
-    difference = float(bits.sum() / sizes.sum())
-    return Contrast(difference=difference, interval=interval, method=OVER_DOCUMENTS, samples=len(bits))
+    amounts = np.asarray(nats, dtype=np.float64) / measure.nats
+    sizes = np.array([getattr(document, measure.per) for document in terms[0][1].documents], dtype=np.float64)
+    interval = bootstrap_interval(amounts, sizes) if len(amounts) >= MINIMUM_DOCUMENTS else None
+    difference = float(amounts.sum() / sizes.sum())
+    return Contrast(difference=difference, interval=interval, method=OVER_DOCUMENTS, samples=len(amounts))
 
 
-def _mean_bits(runs: Sequence[RunRecord]) -> float:
-    return float(np.mean([run.validation.bits_per_byte for run in runs]))
+def _value(run: RunRecord, measure: Measure) -> float:
+    return float(getattr(run.validation, measure.name))
+
+
+def _mean(runs: Sequence[RunRecord], measure: Measure) -> float:
+    return float(np.mean([_value(run, measure) for run in runs]))

@@ -6,25 +6,22 @@ import json
 import math
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 from safetensors import SafetensorError
 
 from twofold.analysis.costs import measured_parameters
-from twofold.data.byte_tokens import END, byte_tokenizer, decode_text, encode
-from twofold.data.corpus import Corpus, Document, load_corpus
-from twofold.data.packing import PackedWindows
-from twofold.data.split import split
+from twofold.data.tokenizer import Tokenizer
 from twofold.environment import environment
-from twofold.evaluation.bigram import bigram_bits_per_byte
 from twofold.evaluation.generation import Generation, generate
 from twofold.evaluation.heldout import evaluate
 from twofold.models.configuration import TwofoldConfig
 from twofold.models.decoder import TwofoldForCausalLM
 from twofold.models.initialise import initialise
 from twofold.models.load import MODEL_FOLDER
+from twofold.study.data import StudyData
 from twofold.study.plan import PlannedRun
 from twofold.study.record import (
     RECORD_FILE,
@@ -39,7 +36,6 @@ from twofold.study.record import (
     write_atomically,
     write_record,
 )
-from twofold.study.results import CorpusRecord
 from twofold.study.spec import StudySpec
 from twofold.training import checkpoints, processes
 from twofold.training.metrics import DivergedError, Step
@@ -62,37 +58,6 @@ class Watcher(Protocol):
         """Something that people should know: where the run goes on, or that a checkpoint is damaged."""
 
 
-@dataclass(frozen=True)
-class StudyData:
-    """A study's text, read once for all its runs."""
-
-    corpus: Corpus
-    windows: PackedWindows
-    training: tuple[Document, ...]
-    held_out: tuple[Document, ...]
-
-    @classmethod
-    def load(cls, spec: StudySpec) -> StudyData:
-        """Read, split and pack the study's text. Raises ValueError where there is too little of it."""
-        corpus = load_corpus(spec.data.source)
-        training, held_out = split(corpus, spec.data.held_out)
-        return cls(corpus, PackedWindows(training, spec.data.context), training, held_out)
-
-    def record(self) -> CorpusRecord:
-        """What the results say of the text."""
-        return CorpusRecord(
-            name=self.corpus.name,
-            sha256=self.corpus.sha256,
-            documents=len(self.corpus.documents),
-            bytes=self.corpus.bytes,
-            held_out_bytes=sum(len(document.content) for document in self.held_out),
-        )
-
-    def bigram(self) -> float:
-        """Bits per byte of a byte-bigram model of the training text: what every variant must beat."""
-        return bigram_bits_per_byte(self.training, self.held_out)
-
-
 def execute(run: PlannedRun, spec: StudySpec, data: StudyData, watcher: Watcher) -> RunRecord | None:
     """Train the run's model and write its folder: metrics.jsonl, model/, and last of all record.json.
 
@@ -104,7 +69,7 @@ def execute(run: PlannedRun, spec: StudySpec, data: StudyData, watcher: Watcher)
     """
     if processes.is_first():
         _claim_folder(run, spec, data)
-    model = _new_model(run)
+    model = _new_model(run, data.tokenizer)
     steps = train(
         model,
         data.windows,
@@ -120,11 +85,18 @@ def execute(run: PlannedRun, spec: StudySpec, data: StudyData, watcher: Watcher)
     if not processes.is_first():
         return None
     trained = time.perf_counter()
-    evaluation = evaluate(model, data.held_out, spec.data.context, progress=watcher.evaluated)
+    evaluation = evaluate(
+        model,
+        data.held_out,
+        spec.data.context,
+        progress=watcher.evaluated,
+        tokenizer=data.tokenizer,
+        packing=spec.data.packing,
+    )
     if not math.isfinite(evaluation.perplexity):
         raise DivergedError(f"the trained model's held-out loss is {evaluation.loss}: lower the learning rate")
     prompt, generation = _sample(model, spec, data)
-    save_model(model, run.folder / MODEL_FOLDER)
+    save_model(model, data.tokenizer, run.folder / MODEL_FOLDER)
     seconds = steps[-1].seconds + time.perf_counter() - trained
     record = RunRecord(
         label=run.label,
@@ -141,7 +113,7 @@ def execute(run: PlannedRun, spec: StudySpec, data: StudyData, watcher: Watcher)
         ),
         environment=Environment.model_validate(environment()),
         configuration=_configuration(run, spec, data, model),
-        sample=Sample(prompt=decode_text(prompt), text=decode_text(generation.token_ids)),
+        sample=Sample(prompt=data.tokenizer.decode(prompt), text=data.tokenizer.decode(generation.token_ids)),
         curve=_curve(steps),
     )
     write_record(record, run.folder / RECORD_FILE)
@@ -166,6 +138,7 @@ def _configuration(run: PlannedRun, spec: StudySpec, data: StudyData, model: Two
         **spec.comparable(),
         "training": spec.training.model_dump(mode="json"),
         "corpus": data.record().model_dump(),
+        "point": dict(run.point),
         "sizes": contender.sizes,
         "changed": {name: list(pair) for name, pair in contender.changed.items()},
         "matched": {name: list(pair) for name, pair in contender.matched.items()},
@@ -199,38 +172,33 @@ def _settings(run: PlannedRun, spec: StudySpec, data: StudyData) -> bytes:
     return json.dumps(settings, indent=2).encode() + b"\n"
 
 
-def _new_model(run: PlannedRun) -> TwofoldForCausalLM:
+def _new_model(run: PlannedRun, tokenizer: Tokenizer) -> TwofoldForCausalLM:
+    end = tokenizer.end
     config = TwofoldConfig.from_architecture(
-        run.contender.architecture, bos_token_id=END, eos_token_id=END, pad_token_id=END
+        run.contender.architecture, bos_token_id=end, eos_token_id=end, pad_token_id=end
     )
     model = TwofoldForCausalLM(config)
     initialise(model, run.seed)
     return model
 
 
-def save_model(model: TwofoldForCausalLM, folder: Path) -> None:
-    """Save model and byte tokenizer, as Auto classes load them; the new `folder` appears whole or not at all."""
+def save_model(model: TwofoldForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
+    """Save model and tokenizer, as Auto classes load them; the new `folder` appears whole or not at all."""
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         model.save_pretrained(unfinished)
     except SafetensorError as error:  # its way to say that the disk is full
         raise OSError(f"{unfinished}: {error}") from error
-    byte_tokenizer().save_pretrained(unfinished)
+    tokenizer.for_transformers().save_pretrained(unfinished)
     shutil.rmtree(folder, ignore_errors=True)
     unfinished.rename(folder)
 
 
 def _sample(model: TwofoldForCausalLM, spec: StudySpec, data: StudyData) -> tuple[list[int], Generation]:
-    """Continue the beginning of the first held-out document that is long enough (the longest where none is)."""
-    wanted = spec.sample.prompt
-    document = next((d for d in data.held_out if len(d.content) >= wanted), max(data.held_out, key=_length))
-    prompt = [END, *encode(document.content[:wanted]).tolist()]
+    """Continue what `StudyData.prompt` begins."""
+    prompt = data.prompt(spec.sample.prompt)
     return prompt, generate(model, prompt, new_tokens=spec.sample.tokens, stop_at_end=False)
-
-
-def _length(document: Document) -> int:
-    return len(document.content)
 
 
 def _curve(steps: list[Step]) -> tuple[CurvePoint, ...]:

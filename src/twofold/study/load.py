@@ -11,13 +11,15 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from twofold.study.spec import PlacedError, StudySpec
+from twofold.study.sizes import PlacedError
+from twofold.study.spec import StudySpec
 
 Place = tuple[int | str, ...]
 
 _PLAINER = {
     "string_pattern_mismatch": "use letters, digits, '.', '_' and '-' only",
     "tuple_type": "write a list, such as [a, b]",
+    "dict_type": "write a mapping, such as {a: b}",
     "too_short": "name at least one",
 }
 """Kinds of faults that pydantic words for programmers."""

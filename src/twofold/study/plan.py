@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from twofold.study.axes import MEMBERS_FOLDER
 from twofold.study.contenders import Contender
+from twofold.study.picking import picking_bits
 from twofold.study.record import RECORD_FILE, read_checked, read_record, to_json, write_atomically
 from twofold.study.spec import StudySpec
+from twofold.study.sweep import Point, point_slug, point_text
 
 STUDY_FILE = "study.json"
 RUNS_FOLDER = "runs"
 DIVERGED_FILE = "diverged.txt"
 
+Place = tuple[StudySpec, Path]
+"""An ordinary study, which may be the member of a family, and its folder."""
+
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One contender with one seed, in a folder of its own; `number` counts a study's runs from 1."""
+    """One contender with one seed at one point of the sweep, in a folder of its own; `number` counts from 1."""
 
     number: int
     contender: Contender
     seed: int
     folder: Path
+    point: Point = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -60,28 +68,101 @@ class PlannedRun:
         return "interrupted" if self.folder.is_dir() else "to run"
 
     def __str__(self) -> str:
-        return f"{self.label}, seed {self.seed}"
+        at = f", {point_text(self.point)}" if self.point else ""
+        return f"{self.label}, seed {self.seed}{at}"
+
+
+@dataclass(frozen=True)
+class Course:
+    """All runs of one contender: its `tries` with the first seed, one at each point, then its `others`.
+
+    The others are the further seeds at the best point, and none as long as that is not known. Without a sweep there
+    is one try, which is the best.
+    """
+
+    contender: Contender
+    tries: tuple[PlannedRun, ...]
+    best: PlannedRun | None
+    others: tuple[PlannedRun, ...]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the best point may still become known."""
+        return self.best is None and not all(run.ended for run in self.tries)
+
+    @property
+    def reported(self) -> tuple[PlannedRun, ...]:
+        """The runs that results are of: those at the best point."""
+        return (self.best, *self.others) if self.best else ()
+
+
+def courses(spec: StudySpec, out: Path) -> list[Course]:
+    """The runs of an ordinary study, or of a member, contender by contender."""
+    own, points = spec.contenders, spec.points
+    at = [spec.at(point).contenders for point in points]
+    count, first = len(own), len(points) * len(own)
+
+    def run(number: int, place: int, which: int, seed: int) -> PlannedRun:
+        contender, point = at[place][which], points[place]
+        name = "_".join([contender.slug, f"seed{seed}", *([point_slug(point)] if point else [])])
+        return PlannedRun(number, contender, seed, out / RUNS_FOLDER / name, point)
+
+    found = []
+    for which in range(count):
+        tries = [run(1 + place * count + which, place, which, spec.seeds[0]) for place in range(len(at))]
+        best = _best(tries)
+        others = [
+            run(1 + first + later * count + which, tries.index(best), which, seed)
+            for later, seed in enumerate(spec.seeds[1:])
+            if best
+        ]
+        found.append(Course(own[which], tuple(tries), best, tuple(others)))
+    return found
+
+
+def places_of(spec: StudySpec, out: Path) -> list[Place]:
+    """The ordinary studies that a study in `out` stands for, with their folders: itself, or its members."""
+    return [(member.spec, out / member.folder) for member in spec.members]
 
 
 def planned_runs(spec: StudySpec, out: Path) -> list[PlannedRun]:
-    """All runs of a study in the order they are made: seed by seed, so that one seed of each variant is there soon."""
-    pairs = [(contender, seed) for seed in spec.seeds for contender in spec.contenders]
-    return [
-        PlannedRun(number, contender, seed, out / RUNS_FOLDER / f"{contender.slug}_seed{seed}")
-        for number, (contender, seed) in enumerate(pairs, start=1)
-    ]
+    """All runs of a study that are known by now, in the order they are made: seed by seed, and point by point within
+    the first, so that something of each variant is there soon.
+
+    With a sweep, the further seeds of a contender become known when its last point has ended.
+    """
+    runs = [run for course in courses(spec, out) for run in (*course.tries, *course.others)]
+    return sorted(runs, key=lambda run: run.number)
+
+
+def _best(tries: Sequence[PlannedRun]) -> PlannedRun | None:
+    """The try with the fewest bits per byte on the picking documents; None until all have ended, and if none is left.
+
+    A point that diverged is lost.
+    """
+    if len(tries) == 1:
+        return tries[0]
+    if not all(run.ended for run in tries):
+        return None
+    finished = [run for run in tries if run.finished]
+    return min(finished, key=lambda run: picking_bits(read_record(run.folder / RECORD_FILE)), default=None)
 
 
 def check_folder(spec: StudySpec, out: Path) -> None:
     """Raise ValueError where `out` holds something else, or finished runs of other settings, naming the difference.
 
-    Variants and seeds may be added at any time; other settings may change until the first run is finished.
+    Variants, seeds, and values of a sweep or of axes may be added at any time; other settings may change until the
+    first run is finished.
     """
     if (out / STUDY_FILE).exists():
         difference = changed_settings(spec, out)
         if difference and has_finished_runs(out):
             raise ValueError(f"{out} holds runs of other settings: {difference}. Choose another folder with --out")
-        _check_sizes(planned_runs(spec, out))
+        if spec.axes:
+            for one, folder in places_of(spec, out):
+                check_folder(one, folder)
+        else:
+            _check_sizes(planned_runs(spec, out))
     elif out.is_dir() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty and holds no study: choose another folder with --out")
 
@@ -98,7 +179,9 @@ def _check_sizes(runs: list[PlannedRun]) -> None:
     for run in runs:
         if run.finished:
             noted = read_record(run.folder / RECORD_FILE).configuration.get("sizes", {})
-            difference = _first_difference(noted, {k: v for k, v in run.contender.sizes.items() if k in noted})
+            sizes = run.contender.sizes
+            common = noted.keys() & sizes.keys()
+            difference = _first_difference({k: noted[k] for k in common}, {k: sizes[k] for k in sizes if k in common})
             if difference:
                 raise ValueError(
                     f"{run.folder} holds another {run.label}: {difference}. Give this one another name, or choose "
@@ -107,8 +190,9 @@ def _check_sizes(runs: list[PlannedRun]) -> None:
 
 
 def has_finished_runs(out: Path) -> bool:
-    """Whether `out` holds any finished run, also of a variant or seed that its study no longer names."""
-    return any((out / RUNS_FOLDER).glob(f"*/{RECORD_FILE}"))
+    """Whether `out` holds any finished run, also of a variant, seed or member that its study no longer names."""
+    below = f"{RUNS_FOLDER}/*/{RECORD_FILE}"
+    return any(any(out.glob(pattern)) for pattern in (below, f"{MEMBERS_FOLDER}/*/{below}"))
 
 
 def note_study(spec: StudySpec, out: Path) -> None:
@@ -126,12 +210,13 @@ def read_study(out: Path) -> StudySpec:
 
 
 def _first_difference(noted: dict[str, Any], asked: dict[str, Any], prefix: str = "") -> str:
-    for key, value in asked.items():
+    for key in dict.fromkeys((*asked, *noted)):
         name = f"{prefix}{key}"
-        if isinstance(value, dict) and isinstance(noted[key], dict):
-            nested = _first_difference(noted[key], value, f"{name}.")
+        there, here = (side.get(key, "not given") for side in (noted, asked))
+        if isinstance(there, dict) and isinstance(here, dict):
+            nested = _first_difference(there, here, f"{name}.")
             if nested:
                 return nested
-        elif noted[key] != value:
-            return f"{name} is {noted[key]} there and {value} here"
+        elif there != here:
+            return f"{name} is {there} there and {here} here"
     return ""

@@ -144,6 +144,11 @@ class Run(Labelled):
         """What differs from the study's own model: field → (there, here)."""
         return self.configuration.get("changed", {})
 
+    @property
+    def point(self) -> dict[str, Any]:
+        """Where in its study's sweep the run stands: dotted key → value; empty without a sweep."""
+        return self.configuration.get("point", {})
+
     @field_validator("parameters")
     @classmethod
     def _names_its_parts(cls, parameters: dict[str, int]) -> dict[str, int]:

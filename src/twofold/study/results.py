@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import FiniteFloat, NonNegativeInt, PositiveInt
 
 from twofold.study.interaction import Interaction
+from twofold.study.picking import Tried
 from twofold.study.record import Labelled, Part, Run, RunRecord, read_checked, to_json, write_atomically
 from twofold.study.statistics import Comparison, VariantSummary, analyse
 
@@ -19,13 +20,18 @@ RESULTS_CSV = "results.csv"
 
 
 class CorpusRecord(Part):
-    """The text of a study: its name, the hash that identifies it, and how much of it was held out."""
+    """The text of a study: its name, the hash that identifies it, and how much of it was held out.
+
+    Of a `stream`, that is what it was opened as (JSON); documents and bytes are then those held out, and the hash is of
+    these and of that.
+    """
 
     name: str
     sha256: str
     documents: PositiveInt
     bytes: PositiveInt
     held_out_bytes: NonNegativeInt
+    stream: str = ""
 
 
 class Failure(Labelled):
@@ -36,7 +42,11 @@ class Failure(Labelled):
 
 
 class Results(Part):
-    """Everything that the report shows. `created` is an ISO 8601 time, `command` what made the results."""
+    """Everything that the report shows. `created` is an ISO 8601 time, `command` what made the results.
+
+    With a `sweep`, runs and what follows from them are those at each variant's best point, and of the half of the
+    held-out documents that picked none; without one it is empty.
+    """
 
     study: str
     command: str
@@ -51,6 +61,13 @@ class Results(Part):
     interactions: tuple[Interaction, ...] = ()
     diverged: tuple[Failure, ...] = ()
     unfinished: NonNegativeInt = 0
+    sweep: tuple[Tried, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Runs that are finished or still to be made: those reported, those that the sweep tried, those missing."""
+        tried_only = sum(not one.chosen and not one.diverged for one in self.sweep)
+        return len(self.runs) + tried_only + self.unfinished
 
 
 def build_results(
@@ -64,6 +81,7 @@ def build_results(
     baseline: str | None = None,
     diverged: Sequence[Failure] = (),
     unfinished: int = 0,
+    sweep: Sequence[Tried] = (),
 ) -> Results:
     """Put a study's finished runs together. ValueError where they cannot be compared (see `analyse`)."""
     statistics = analyse(records, baseline)
@@ -83,6 +101,7 @@ def build_results(
         interactions=statistics.interactions,
         diverged=tuple(diverged),
         unfinished=unfinished,
+        sweep=tuple(sweep),
     )
 
 
@@ -102,7 +121,8 @@ def write_results(results: Results, directory: Path) -> tuple[Path, Path]:
 
 def to_csv(results: Results) -> str:
     """One line per run. Columns are named after the path in `results.json`: `validation_bits_per_byte`."""
-    lines = [_flat(run.model_dump(exclude={"configuration", "sample", "curve"})) for run in results.runs]
+    left_out = {"configuration", "sample", "curve"}
+    lines = [_flat(run.model_dump(exclude=left_out) | {"point": dict(run.point)}) for run in results.runs]
     columns = list(dict.fromkeys(column for line in lines for column in line))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from twofold.data.byte_tokens import VOCABULARY
-from twofold.data.corpus import STANDARD_LIBRARY
 from twofold.models.architecture import Architecture
-from twofold.models.presets import architecture
+from twofold.study.axes import AxesSpec, Member, members, placed, require_no_clash
 from twofold.study.contenders import Contender, changes, label
-from twofold.study.match import COSTS, Targets, cost, matched
+from twofold.study.data_spec import DataSpec
+from twofold.study.match import CACHE_BY, COSTS, Targets, cost, matched
+from twofold.study.sizes import CacheBy, ModelSpec, PlacedError, SpecPart, VariantEntry, named
+from twofold.study.sweep import Point, Sweep, fields, point_text, points, require_effect, swept_fields
 from twofold.training.settings import MACHINE_FIELDS, TrainingSettings
 from twofold.variants.notation import parse
-
-Notation = Annotated[str, AfterValidator(lambda text: str(parse(text)))]
-
-
-CacheBy = Literal["heads", "head_dim"]
 
 
 def _target(value: Any) -> Any:
@@ -33,96 +29,14 @@ def _target(value: Any) -> Any:
 Target = Annotated[int | str, BeforeValidator(_target)]
 
 
-class PlacedError(ValueError):
-    """A fault between fields, with the key below, if any, that it is best shown at."""
-
-    def __init__(self, place: tuple[int | str, ...], message: str) -> None:
-        super().__init__(message)
-        self.place = place
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class DataSpec(_Part):
-    """The text: `source` as `load_corpus` takes it, cut into windows of `context` tokens, a share held out."""
-
-    source: str = STANDARD_LIBRARY
-    context: int = Field(256, ge=1)
-    held_out: float = Field(0.03, gt=0, lt=1)
-
-
-class SampleSpec(_Part):
+class SampleSpec(SpecPart):
     """After training: how many bytes of a held-out document are the prompt, and how many tokens follow."""
 
     prompt: int = Field(96, ge=1)
     tokens: int = Field(256, ge=2)
 
 
-class _Sizes(_Part):
-    """The fields of `Architecture` that a study file may give; what is left out comes from elsewhere."""
-
-    preset: str | None = None
-    layers: int | None = None
-    width: int | None = None
-    heads: int | None = None
-    head_dim: int | None = None
-    mlp: int | None = None
-    positions: int | None = None
-    block: str | None = None
-    rotary: str | None = None
-    tied: bool | None = None
-    dropout: float | None = None
-    rotary_base: float | None = None
-    norm_epsilon: float | None = None
-    initial_deviation: float | None = None
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The sizes that were given."""
-        return self.model_dump(include=set(_Sizes.model_fields), exclude_none=True)
-
-
-class ModelSpec(_Sizes):
-    """A preset, and the fields of `Architecture` that replace the preset's."""
-
-    preset: str = "tiny"
-
-    @model_validator(mode="after")
-    def _is_a_model(self) -> Self:
-        try:
-            self.architecture("QKV")
-        except ValueError as error:
-            raise PlacedError(_named(error, self.model_fields_set), str(error)) from error
-        return self
-
-    def architecture(self, variant: str, **replaced: Any) -> Architecture:
-        """The sizes with a variant, some of them `replaced`; bytes and the document separator make the vocabulary."""
-        return architecture(**{**self.given, **replaced}, variant=variant, vocab=VOCABULARY)
-
-
-class VariantEntry(_Sizes):
-    """A variant with sizes of its own: those given replace the study's, for this entry alone.
-
-    `name` is its label; `cache_by` says what matches its cache, where that is not as in `match`.
-    """
-
-    variant: Notation
-    name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9 =+.,_()-]*$", max_length=60)
-    cache_by: CacheBy | None = None
-
-    @field_validator("name")
-    @classmethod
-    def _is_no_notation(cls, name: str | None) -> str | None:
-        try:
-            parse(name or "")
-        except ValueError:
-            return name
-        raise ValueError(f"{name!r} is a variant's notation, which this entry may not be: choose a name that is none")
-
-
-class MatchSpec(_Part):
+class MatchSpec(SpecPart):
     """What all variants shall have in common, and that of which variant, at the study's sizes, or how much."""
 
     cache: Target | None = None
@@ -155,10 +69,11 @@ def _entry(value: Any) -> Any:
 Entry = Annotated[str | VariantEntry, BeforeValidator(_entry)]
 
 
-class StudySpec(_Part):
+class StudySpec(SpecPart):
     """One study. `tokens` is the training budget of each run; every variant is trained with every seed.
 
-    `baseline` is the label that differences are shown to; without it, QKV, or else the first.
+    `baseline` is the label that differences are shown to; without it, QKV, or else the first. A `sweep` tries every
+    variant at several points with the first seed, and its other seeds run at the best; with `axes` it is a family.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -172,6 +87,8 @@ class StudySpec(_Part):
     tokens: int = Field(ge=1)
     training: TrainingSettings = TrainingSettings()
     sample: SampleSpec = SampleSpec()
+    sweep: Sweep | None = None
+    axes: AxesSpec | None = None
 
     @field_validator("baseline")
     @classmethod
@@ -186,6 +103,33 @@ class StudySpec(_Part):
         for index, seed in enumerate(self.seeds):
             if seed in self.seeds[:index]:
                 raise PlacedError(("seeds", index), f"{seed} is named twice in seeds: every run is made once")
+        require_no_clash(self)
+        require_effect(self)
+        labels: list[str] = []
+        for text, study in self._ordinary():
+            try:
+                study._fits_its_model()
+            except PlacedError as error:
+                raise PlacedError(error.place, f"{error} (with {text})" if text else str(error)) from error
+            found = [contender.label for contender in study.contenders]
+            for index, (before, now) in enumerate(zip(labels, found, strict=False)):
+                if before != now:
+                    raise PlacedError(
+                        ("variants", index), f"{before} becomes {now} with {text}: give it a name, which stays"
+                    )
+            labels = labels or found
+        return self
+
+    def _ordinary(self) -> Iterator[tuple[str, StudySpec]]:
+        """Every study without axes and sweep that this one stands for, with what sets it apart, and swept ones too."""
+        for member in self.members:
+            yield str(member), member.spec
+            if self.sweep:
+                for point in self.points:
+                    texts = (str(member), point_text(point))
+                    yield ", ".join(text for text in texts if text), member.spec.at(point)
+
+    def _fits_its_model(self) -> None:
         longest = max(self.data.context, self.sample.prompt + self.sample.tokens)
         seen: dict[str, str] = {}
         once_matched = ", once matched" if self.match else ""
@@ -211,7 +155,6 @@ class StudySpec(_Part):
             raise PlacedError(
                 ("baseline",), f"{self.baseline!r} is none of this study's variants: choose one of {choices}"
             )
-        return self
 
     @property
     def contenders(self) -> tuple[Contender, ...]:
@@ -219,12 +162,50 @@ class StudySpec(_Part):
         targets = self._targets()
         return tuple(self._contender(index, entry, targets) for index, entry in enumerate(self.variants))
 
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The ordinary studies of a family; a study without axes is its own one."""
+        return members(self)
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """The points of the sweep; one empty point where nothing is swept."""
+        return points(self.sweep)
+
+    @property
+    def run_count(self) -> int:
+        """Runs that the study comes to: the sweep's with the first seed, and one for each further seed."""
+        of_each = len(self.points) + len(self.seeds) - 1
+        return len(self.members) * len(self.variants) * of_each
+
+    def at(self, point: Point) -> StudySpec:
+        """The study at one point of its sweep, without the sweep. PlacedError where the point does not fit.
+
+        Where sizes are swept, what is matched stays what the study's own model makes it, so that all points cost alike.
+        """
+        if not self.sweep:
+            return self
+        given = {**self.model.given, **fields(point, "model")}
+        training = {**self.training.model_dump(), **fields(point, "training")}
+        wanted = self._targets().wanted if swept_fields(self.sweep, "model") else {}
+        return self.model_copy(
+            update={
+                "model": placed(("sweep",), lambda: ModelSpec.model_validate(given)),
+                "training": TrainingSettings.model_validate(training),
+                "match": self.match and self.match.model_copy(update=dict(wanted)),
+                "sweep": None,
+            }
+        )
+
+    def _sizes(self, variant: str, **own: Any) -> Architecture:
+        return self.model.architecture(variant, self.data.vocabulary, **own)
+
     def _targets(self) -> Targets:
         wanted = self.match.wanted if self.match else {}
         numbers = {}
         for name, value in wanted.items():
             try:
-                reference = self.model.architecture(value) if isinstance(value, str) else None
+                reference = self._sizes(value) if isinstance(value, str) else None
             except ValueError as error:
                 raise PlacedError(("match", name), str(error)) from error
             numbers[name] = cost(name, reference, self.data.context) if reference else int(value)
@@ -237,12 +218,12 @@ class StudySpec(_Part):
         if alone.cache_by and "cache" not in targets.wanted:
             raise PlacedError(("variants", index, "cache_by"), "match.cache is not given: there is nothing to match")
         own = alone.given
-        by = alone.cache_by or (self.match and self.match.cache_by) or "heads"
+        by = self.cache_by(alone)
         try:
-            sizes = matched(self.model.architecture(alone.variant, **own), targets, by, own)
+            sizes = matched(self._sizes(alone.variant, **own), targets, by, own)
         except ValueError as error:
-            raise PlacedError(("variants", index, *_named(error, own)), str(error)) from error
-        changed = changes(self.model.architecture("QKV"), self._kv_heads(alone.variant), sizes, own)
+            raise PlacedError(("variants", index, *named(error, own)), str(error)) from error
+        changed = changes(self._sizes("QKV"), self._kv_heads(alone.variant), sizes, own)
         reached = targets.costs(sizes)
         return Contender(
             label=alone.name or label(sizes, changed, own),
@@ -251,22 +232,24 @@ class StudySpec(_Part):
             matched={name: (wanted, reached[name]) for name, wanted in targets.wanted.items()},
         )
 
+    def cache_by(self, entry: VariantEntry) -> str:
+        """What matches an entry's cache, where it is matched."""
+        return entry.cache_by or (self.match and self.match.cache_by) or CACHE_BY[0]
+
     def _kv_heads(self, notation: str) -> int | None:
         """Key/value heads that a notation has at the study's own sizes; None where it does not fit them."""
         try:
-            return self.model.architecture(notation).kv_heads
+            return self._sizes(notation).kv_heads
         except ValueError:
             return None
 
     def comparable(self) -> dict[str, Any]:
         """What must be equal for runs to stand in one study: everything but name, description, variants,
         baseline, seeds, and how the machine does it (`MACHINE_FIELDS`).
+
+        Of a sweep and of axes it is the keys, where they are given: their values may be added and removed.
         """
-        left_out = dict.fromkeys(("name", "description", "variants", "baseline", "seeds"), True)
-        return self.model_dump(mode="json", exclude={**left_out, "training": set(MACHINE_FIELDS)})
-
-
-def _named(error: ValueError, given: Iterable[str]) -> tuple[str, ...]:
-    """The first given field that a message names: a fault between fields is shown there."""
-    words = [word.strip(",:;()") for word in str(error).split()]
-    return tuple(word for word in words if word in given)[:1]
+        left_out = dict.fromkeys(("name", "description", "variants", "baseline", "seeds", "sweep", "axes"), True)
+        settings = self.model_dump(mode="json", exclude={**left_out, "training": set(MACHINE_FIELDS)})
+        keys = {"sweep": self.sweep, "axes": self.axes and self.axes.values}
+        return settings | {name: ", ".join(of) for name, of in keys.items() if of}

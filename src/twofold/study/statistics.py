@@ -7,12 +7,13 @@ the number of pairs looked at.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
 import numpy as np
 
-from twofold.study.contrast import Contrast, contrast
+from twofold.study.contrast import LOSS, Contrast, Interval, contrast
 from twofold.study.interaction import Interaction, interactions
 from twofold.study.record import Labelled, Part, RunRecord
 
@@ -39,6 +40,16 @@ class Comparison(Contrast):
         return self.model_copy(update=swapped)
 
 
+class PerplexityGap(Part):
+    """Perplexity over the baseline's, less one, in percent: 100·(exp(mean difference of loss) − 1).
+
+    The interval is that of the paired difference of loss (nats per token), carried over.
+    """
+
+    percent: float
+    interval: Interval | None
+
+
 class VariantSummary(Labelled):
     """One variant over its seeds. Cache bytes are measured; `cache_ratio` is to the study's largest cache.
 
@@ -57,6 +68,7 @@ class VariantSummary(Labelled):
     not_separable_from: str | None
     verdict: str
     difference_to_baseline: Comparison | None
+    perplexity_gap: PerplexityGap | None = None
 
     @property
     def standing(self) -> str:
@@ -104,6 +116,17 @@ def analyse(records: Sequence[RunRecord], baseline: str | None = None) -> Statis
 def compare(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Comparison:
     """Bits per byte of variant `a` minus variant `b`, with a 95 % interval over seeds or over documents."""
     return Comparison(a=a[0].label, b=b[0].label, **contrast((1, a), (-1, b)).model_dump())
+
+
+def perplexity_gap(runs: Sequence[RunRecord], baseline: Sequence[RunRecord]) -> PerplexityGap:
+    """What a variant's perplexity is more than the baseline's, in percent, paired as bits per byte are."""
+    found = contrast((1, runs), (-1, baseline), measure=LOSS)
+    low_and_high = found.interval and (_percent(found.interval[0]), _percent(found.interval[1]))
+    return PerplexityGap(percent=_percent(found.difference), interval=low_and_high)
+
+
+def _percent(difference: float) -> float:
+    return 100 * math.expm1(difference)
 
 
 def _by_variant(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
@@ -166,6 +189,7 @@ def _summarise(
         not_separable_from=rival,
         verdict=_verdict(dominator, rival),
         difference_to_baseline=None if variant == baseline else comparisons[variant, baseline],
+        perplexity_gap=None if variant == baseline else perplexity_gap(own, runs[baseline]),
     )
 
 

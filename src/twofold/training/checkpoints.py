@@ -1,7 +1,8 @@
 """Checkpoints of one run. One counts only when it is complete and its files are what was written.
 
-Transformers' Trainer writes into a folder of unfinished ones; `publish` then notes the hash of every file and renames
-the folder into its place. A run that is killed at any moment leaves at most an unfinished folder, which nobody reads.
+Transformers' Trainer writes into a folder of unfinished ones, and for a run on a stream `note_stream` adds where in it
+training stands; `publish` then notes the hash of every file and renames the folder into its place. A run that is killed
+at any moment leaves at most an unfinished folder, which nobody reads.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 FOLDER = "checkpoints"
 UNFINISHED = "unfinished"
 MANIFEST = "manifest.json"
+STREAM = "stream.json"
 KEPT = 2  # the newest, and one to fall back on should its files be damaged
 
 
@@ -36,6 +39,20 @@ def publish(written: Path, run: Path, step: int) -> Path:
     for old in _by_step(run)[:-KEPT]:
         shutil.rmtree(old)
     return place
+
+
+def note_stream(written: Path, state: dict[str, Any]) -> None:
+    """Add to an unfinished checkpoint where its run stands in a stream."""
+    (written / STREAM).write_text(json.dumps(state))
+
+
+def stream_state(place: Path) -> dict[str, Any]:
+    """What `note_stream` was given. Raises ValueError where the run was not on a stream."""
+    file = place / STREAM
+    if not file.is_file():
+        raise ValueError(f"the checkpoint {place} is of a run that was not on a stream: train in another folder")
+    state: dict[str, Any] = json.loads(file.read_text())
+    return state
 
 
 def latest(run: Path, report: Callable[[str], None]) -> tuple[Path, int] | None:

@@ -16,6 +16,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.integrations.integration_utils import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
 
+from twofold.data.packing import Windows, check_masks
+from twofold.data.stream_windows import StreamWindows
 from twofold.environment import device_type
 from twofold.models.decoder import TwofoldForCausalLM
 from twofold.training import checkpoints, processes, requirements, sharding
@@ -56,8 +58,8 @@ def train(
     With `resume` it goes on from the newest sound checkpoint in `folder`, if there is one, which the same arguments
     must have made: weights and metrics end up as if nothing had interrupted the run, bit by bit on a CPU. `say` is told
     where it goes on, and of damaged checkpoints. Without, checkpoints in `folder` are removed first.
-    `windows` gives `input_ids` and `shift_labels` [context]; their order follows from `seed` alone. Seeds the global
-    random generators, as transformers' Trainer does.
+    `windows` gives `input_ids` and `shift_labels` [context]; their order follows from `seed` alone, or is the
+    stream's. Seeds the global random generators, as transformers' Trainer does.
 
     Processes that a launcher started share the run: each calls this with equal arguments and ends with the whole model,
     and the first alone writes and tells. Raises `DivergedError` when the loss is no longer a number, and ValueError
@@ -65,6 +67,8 @@ def train(
     """
     processes.join()
     requirements.check(settings)
+    if isinstance(windows, Windows | StreamWindows):
+        check_masks(windows.packing, model.config._attn_implementation or "")
     steps = settings.steps(tokens, context)
     place, done = processes.from_first(lambda: _beginning(folder, resume, say))
     kept = processes.from_first(lambda: read_metrics(folder, up_to=done))
@@ -73,6 +77,8 @@ def train(
     if place and done == steps:
         load_model(model, place / "model.safetensors")
         return kept
+    if isinstance(windows, StreamWindows):
+        windows.resume(checkpoints.stream_state(place) if place else None)
     metrics = MetricsCallback(
         folder / METRICS_FILE if processes.is_first() else None,
         settings.batch * settings.accumulation * context,
@@ -83,6 +89,7 @@ def train(
     arguments = _arguments(
         settings, steps, seed, processes.from_first(lambda: checkpoints.unfinished(folder)), folder.name
     )
+    arguments.ignore_data_skip = isinstance(windows, StreamWindows)  # it begins at its place already
     with _prepared(model, settings) as trained:
         trainer = RunTrainer(
             run_folder=folder,

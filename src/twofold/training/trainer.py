@@ -11,11 +11,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.utils.data import Dataset, RandomSampler
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
+from transformers.trainer_pt_utils import IterableDatasetShard
 from transformers.utils import SAFE_WEIGHTS_NAME
 
+from twofold.data.stream_windows import StreamWindows
 from twofold.training import checkpoints, processes, sharding
 
 SECONDS_BETWEEN_CHECKPOINTS = 30.0
@@ -64,8 +66,30 @@ class RunTrainer(Trainer):
         Transformers' own would end each round through the windows with a smaller step. Processes take turns in this
         order, so that a step sees the same windows however many there are.
         """
-        per_step = self.args.train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps
-        return RandomSampler(self.train_dataset, num_samples=self.args.max_steps * per_step)
+        return RandomSampler(self.train_dataset, num_samples=self.args.max_steps * self._windows_per_step)
+
+    @property
+    def _windows_per_step(self) -> int:
+        return self.args.train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps
+
+    def get_train_dataloader(self) -> DataLoader:
+        """As transformers', but for a stream one that reads no window before its turn.
+
+        So the stream stands where training does whenever a checkpoint is made. Processes share each batch as they do
+        with windows that have an order: the first takes the first part. Each reads the whole stream.
+        """
+        if not isinstance(self.train_dataset, StreamWindows):
+            return super().get_train_dataloader()
+        share = IterableDatasetShard(
+            self.train_dataset,
+            batch_size=self._train_batch_size,
+            num_processes=self.args.world_size,
+            process_index=self.args.process_index,
+        )
+        # Its own generator: a loader draws a seed for workers when it starts, and it starts again when a run goes on.
+        return DataLoader(
+            share, batch_size=self._train_batch_size, collate_fn=self.data_collator, generator=torch.Generator()
+        )
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         try:
@@ -75,7 +99,12 @@ class RunTrainer(Trainer):
         processes.wait()  # each has written its random state
         if processes.is_first():
             step = self.state.global_step
-            checkpoints.publish(Path(self.args.output_dir) / f"checkpoint-{step}", self.run_folder, step)
+            written = Path(self.args.output_dir) / f"checkpoint-{step}"
+            if isinstance(self.train_dataset, StreamWindows):
+                place = self.train_dataset.state()
+                assert place["window"] == step * self._windows_per_step
+                checkpoints.note_stream(written, place)
+            checkpoints.publish(written, self.run_folder, step)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         super()._save(output_dir, sharding.whole_weights(self.model) if self.sharded else state_dict)

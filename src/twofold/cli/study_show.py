@@ -1,0 +1,165 @@
+"""`twofold study show`: finished results of a study or a family, as a table, as JSON or as an image."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from twofold.cli.output import print_json, show
+from twofold.cli.study_tables import Lines, gap_table, in_markdown, in_terminal, progress_table, summary, sweep_points
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from twofold.study.gaps import Gaps
+    from twofold.study.results import Results
+
+SHOW_EXAMPLES = """[bold]Examples[/bold]
+  twofold study show runs/demo
+  twofold study show runs/demo --markdown
+  twofold study show runs/demo --to-loss 1.9
+  twofold study show runs/demo --image frontier.svg
+  twofold study show runs/demo --image differences.svg --figure differences
+  twofold study show runs/swept --sweep --markdown"""
+
+ResultsPath = Annotated[
+    Path, typer.Argument(help="A results.json, a family's gaps.json, or the folder that holds one.")
+]
+
+
+class Figure(StrEnum):
+    """What `study show --image` draws."""
+
+    FRONTIER = "frontier"
+    DIFFERENCES = "differences"
+    SWEEP = "sweep"
+    GAPS = "gaps"
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def show_results(
+    results: ResultsPath,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
+    to_loss: Annotated[
+        float | None,
+        typer.Option(help="Show training tokens to this training loss (nats per token) instead.", show_default=False),
+    ] = None,
+    image: Annotated[
+        Path | None,
+        typer.Option(help="Write a figure as .svg, .png or .pdf instead.", show_default=False),
+    ] = None,
+    figure: Annotated[
+        Figure | None,
+        typer.Option(
+            help="Which: quality against cache, differences to the baseline, the sweep's points, or a family's gaps.",
+            show_default="frontier, or gaps of a family",
+        ),
+    ] = None,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Show the points of the study's sweep instead.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show finished results; writes nothing but the image that is asked for."""
+    from twofold.study.gaps import Gaps
+
+    found = _read(results)
+    if image is not None:
+        from twofold.report.look import write_image
+
+        write_image(_drawing(found, figure, results), image)
+        return
+    if isinstance(found, Gaps):
+        if sweep or to_loss is not None:
+            raise ValueError(_of_one_member(found, results))
+        _show_table(found, gap_table(found), as_markdown, as_json)
+        return
+    if to_loss is not None:
+        from twofold.study.progress_to_loss import progress_to
+
+        progress = progress_to(to_loss, found)
+        if as_json:
+            print_json([one.model_dump(mode="json") for one in progress])
+        else:
+            show(progress_table(progress))
+    elif sweep:
+        _require_sweep(found)
+        tried = [one.model_dump(mode="json") for one in found.sweep]
+        _show_table(tried, sweep_points(found), as_markdown, as_json)
+    else:
+        _show_table(found, summary(found), as_markdown, as_json)
+        if found.sweep and not as_markdown and not as_json:
+            show("", *sweep_part(found))
+
+
+def _read(path: Path) -> Results | Gaps:
+    """What a study's or a family's folder, or one of their files, holds."""
+    from twofold.study.gaps import GAPS_JSON, read_gaps
+    from twofold.study.results import RESULTS_JSON, read_results
+
+    names = (RESULTS_JSON, GAPS_JSON)
+    file = next((path / name for name in names if (path / name).is_file()), path / RESULTS_JSON)
+    file = file if path.is_dir() else path
+    if not file.is_file():
+        what = "`twofold study report` makes it" if path.is_dir() else "give a results.json or a study's folder"
+        raise ValueError(f"{file} is not there: {what}")
+    return read_gaps(file) if file.name == GAPS_JSON else read_results(file)
+
+
+def read_one(path: Path) -> Results:
+    """The results of one study; ValueError, naming the members, for a family."""
+    from twofold.study.gaps import Gaps
+
+    found = _read(path)
+    if isinstance(found, Gaps):
+        raise ValueError(_of_one_member(found, path))
+    return found
+
+
+def _of_one_member(gaps: Gaps, path: Path) -> str:
+    folder = path if path.is_dir() else path.parent
+    members = ", ".join(str(folder / member.folder) for member in gaps.members if member.variants)
+    return f"{path} is a family of studies, and this is asked of one: give one of {members}"
+
+
+def _require_sweep(results: Results) -> None:
+    if not results.sweep:
+        raise ValueError(f"the study {results.study} has no sweep: there are no points to show")
+
+
+def _drawing(found: Results | Gaps, figure: Figure | None, path: Path) -> go.Figure:
+    from twofold.report.figures import differences_figure
+    from twofold.report.frontier import frontier_figure
+    from twofold.report.gaps import gaps_figure
+    from twofold.report.sweep import sweep_figure
+    from twofold.study.gaps import Gaps
+
+    if isinstance(found, Gaps):
+        if figure not in (None, Figure.GAPS):
+            raise ValueError(_of_one_member(found, path))
+        return gaps_figure(found)
+    if figure is Figure.GAPS:
+        raise ValueError(f"the study {found.study} has no axes: gaps are drawn of a family of studies")
+    if figure is Figure.SWEEP:
+        _require_sweep(found)
+        return sweep_figure(found)
+    return differences_figure(found) if figure is Figure.DIFFERENCES else frontier_figure(found)
+
+
+def _show_table(found: Any, lines: Lines, as_markdown: bool, as_json: bool) -> None:
+    if as_json:
+        print_json(found.model_dump(mode="json") if hasattr(found, "model_dump") else found)
+    elif as_markdown:
+        typer.echo(in_markdown(lines))
+    else:
+        show(in_terminal(lines))
+
+
+def sweep_part(results: Results) -> list[Any]:
+    """The sweep's table, and what stands at its edge."""
+    from twofold.report.sweep import edge_notes
+
+    return [in_terminal(sweep_points(results)), *edge_notes(results)]

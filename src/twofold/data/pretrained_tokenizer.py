@@ -1,0 +1,103 @@
+"""Any Hugging Face tokenizer behind the `Tokenizer` protocol, from a folder or from the hub."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class PretrainedTokenizer:
+    """Encodes without special tokens, whose characters in a text stay text; its end-of-text token ends documents."""
+
+    def __init__(self, name: str, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Raises ValueError where the tokenizer has no token that could end a document."""
+        candidates = (tokenizer.eos_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id)
+        end = next((token for token in candidates if token is not None), None)
+        if end is None:
+            raise ValueError(
+                f"The tokenizer {name!r} has no end-of-text token (eos, sep or bos) to end documents with: set its "
+                "eos_token and save it, or take another"
+            )
+        self.name = name
+        self.end: int = end
+        # Ids may have holes, and added tokens lie behind the vocabulary.
+        self.vocabulary = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))
+        self._type = np.uint16 if self.vocabulary <= 2**16 else np.uint32
+        self._tokenizer = tokenizer
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the files that the tokenizer is saved as."""
+        with tempfile.TemporaryDirectory() as folder:
+            self._tokenizer.save_pretrained(folder)
+            files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+            return sha256(b"".join(sha256(path.read_bytes()).digest() for path in files)).hexdigest()
+
+    def encode(self, text: bytes) -> np.ndarray:
+        """Tokens of UTF-8 text. Raises ValueError where it is none."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+        """Tokens of each text; a fast tokenizer takes all cores."""
+        encoded = self._tokenizer(
+            [_decoded(text) for text in texts],
+            add_special_tokens=False,
+            split_special_tokens=True,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )
+        return [np.array(ids, dtype=self._type) for ids in encoded["input_ids"]]
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of the tokens without the ends, as the tokenizer's own decoder gives it."""
+        kept = [int(token) for token in ids if token != self.end]
+        return self._tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def for_transformers(self) -> PreTrainedTokenizerBase:
+        """The tokenizer itself."""
+        return self._tokenizer
+
+
+@lru_cache(maxsize=4)
+def pretrained(name: str) -> PretrainedTokenizer:
+    """`read_pretrained`, once for each name: a study asks for its vocabulary again and again."""
+    return read_pretrained(name)
+
+
+def read_pretrained(name: str) -> PretrainedTokenizer:
+    """The tokenizer of a folder or of that name on the hub; code from the hub is never run.
+
+    Raises ValueError where there is none, or where the hub cannot be reached.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, split_special_tokens=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(
+            f"No tokenizer {name!r}: {reason.rstrip('.')}. Give bytes, bpe-4096 (or another size), the folder of a "
+            "saved tokenizer, or a name on the Hugging Face hub; without a network, save it where there is one "
+            "(AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)) and give the folder"
+        ) from error
+    return PretrainedTokenizer(name, tokenizer)
+
+
+def _decoded(text: bytes) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"The text is not UTF-8: byte {text[error.start]:#04x} at offset {error.start}; only the byte tokenizer "
+            "takes any bytes"
+        ) from error
