@@ -203,3 +203,32 @@ def test_another_models_cache_is_refused(other):
     cache = small_model(**{"variant": "K=V", **other}).model.new_cache()
     with pytest.raises(ValueError, match=r"made for another model: [23] layers with rows of \d+ numbers"):
         small_model("K=V")(random_ids(1, 3), cache=cache)
+
+
+@pytest.mark.parametrize("first", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("capacity", [None, 31])
+def test_rows_from_a_mode_without_gradients_are_continued_with_them(first, capacity):
+    layer = RowLayer(RowLayout.decoupled(5, 2), 3, capacity)
+    with first():
+        layer.update(rows(7), torch.randn(2, 7, 2))
+        layer.batch_repeat_interleave(2)
+    for tokens in (1, 9):  # in the room that there is, and beyond it
+        heads, shared = rows(tokens, batch=4).requires_grad_(), torch.randn(4, tokens, 2, requires_grad=True)
+        seen_heads, seen_shared = layer.update(heads, shared)
+        (seen_heads.sum() + 2 * seen_shared.sum()).backward(retain_graph=True)
+        assert bool((heads.grad == 1).all())
+        assert bool((shared.grad == 2).all())
+
+
+def test_what_append_returns_is_what_is_kept():
+    layer = RowLayer(RowLayout.decoupled(5, 2), 3, dtype=torch.bfloat16)
+    for tokens in (7, 1, 1, 9):
+        returned = layer.append(rows(tokens), torch.randn(2, tokens, 2))
+        for part, same in zip(returned, layer.kept(), strict=True):
+            assert (part is None) == (same is None)
+            assert part is None or (part.dtype, part.data_ptr(), part.shape) == (
+                torch.bfloat16,
+                same.data_ptr(),
+                same.shape,
+            )
+    assert returned.scales_BGS is None

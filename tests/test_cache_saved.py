@@ -10,7 +10,7 @@ from transformers.cache_utils import DynamicCache
 
 from twofold.cache.row_cache import RowCache
 from twofold.cache.saved import load, save, saved_token_ids
-from twofold.variants.layout import RowLayout, cache_bytes
+from twofold.variants.layout import RowLayout, cache_bytes, scale_bytes
 
 KV_HEADS, LAYERS, BATCH, TOKENS = 3, 2, 4, 7
 MODEL = {"variant": "K=V", "weights": "5eed"}
@@ -22,8 +22,10 @@ LAYOUTS = {
 }
 
 
-def filled(layout=LAYOUTS["decoupled"], tokens=TOKENS, dtype=torch.float32, capacity=None, cache_dtype=None):
-    cache = RowCache(LAYERS, layout, KV_HEADS, capacity, dtype=cache_dtype)
+def filled(
+    layout=LAYOUTS["decoupled"], tokens=TOKENS, dtype=torch.float32, capacity=None, cache_dtype=None, windows=None
+):
+    cache = RowCache(LAYERS, layout, KV_HEADS, capacity, dtype=cache_dtype, windows=windows)
     for index in range(LAYERS):
         heads = torch.randn(BATCH, KV_HEADS, tokens, layout.head_width, dtype=dtype)
         width = layout.shared_width
@@ -34,9 +36,15 @@ def filled(layout=LAYOUTS["decoupled"], tokens=TOKENS, dtype=torch.float32, capa
 def assert_equal_rows(one, other):
     for layer, twin in zip(one.layers, other.layers, strict=True):
         assert (layer.layout, layer.kv_heads, layer.dtype) == (twin.layout, twin.kv_heads, twin.dtype)
-        for part, same in zip(layer.rows(), twin.rows(), strict=True):
+        for part, same in zip(layer.kept(), twin.kept(), strict=True):
             assert (part is None) == (same is None)
             assert part is None or (part.dtype == same.dtype and torch.equal(part, same))
+
+
+def append_alike(*caches):
+    """One token more in each; what they return."""
+    heads, shared = torch.randn(BATCH, KV_HEADS, 1, 5), torch.randn(BATCH, 1, 2)
+    return [[cache.update(heads, shared, index) for index in range(LAYERS)] for cache in caches]
 
 
 def token_ids():
@@ -73,6 +81,93 @@ def test_a_cache_that_converts_still_does(tmp_path):
     save(filled(dtype=torch.bfloat16), tmp_path / "rows", MODEL)
     with pytest.raises(ValueError, match=r"holds torch\.bfloat16 rows and got torch\.float32"):
         load(tmp_path / "rows", MODEL).update(torch.randn(BATCH, KV_HEADS, 1, 5), torch.randn(BATCH, 1, 2), 0)
+
+
+@pytest.mark.parametrize("capacity", [None, 19], ids=["growing", "preallocated"])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_int8_rows_come_back_with_their_scales(layout, capacity, tmp_path):
+    cache = filled(layout, cache_dtype="int8", capacity=capacity)
+    cache.crop(-2)
+    save(cache, tmp_path / "rows", MODEL)
+    made = load(tmp_path / "rows", MODEL, capacity=capacity)
+    assert_equal_rows(cache, made)
+    expected = cache_bytes(
+        layout, KV_HEADS, tokens=TOKENS - 2, itemsize=1, layers=LAYERS, batch=BATCH, scale_bytes=scale_bytes("int8")
+    )
+    assert made.bytes_used == expected
+    if capacity:
+        assert made.bytes_reserved == expected // (TOKENS - 2) * 19
+    else:
+        assert made.bytes_reserved <= 1.5 * expected
+    assert sum(tensor.nbytes for tensor in load_file(tmp_path / "rows").values()) == expected
+
+
+def test_a_loaded_int8_cache_goes_on_as_the_saved_one_would_have(tmp_path):
+    cache = filled(cache_dtype="int8")
+    save(cache, tmp_path / "rows", MODEL)
+    made = load(tmp_path / "rows", MODEL)
+    for one, other in zip(*append_alike(cache, made), strict=True):
+        assert all(
+            torch.equal(part, same) and part.dtype == torch.float32 for part, same in zip(one, other, strict=True)
+        )
+
+
+@pytest.mark.parametrize("cache_dtype", [None, "int8"])
+@pytest.mark.parametrize("tokens", [4, 5, 6, 17, 31])
+def test_windows_come_back_with_the_tokens_that_they_have_seen(tokens, cache_dtype, tmp_path):
+    cache, ids = filled(tokens=tokens, cache_dtype=cache_dtype, windows=[None, 5]), torch.randint(99, (BATCH, tokens))
+    cache.crop(-1)
+    ids = ids[:, :-1]
+    save(cache, tmp_path / "rows", MODEL, ids)
+    made = load(tmp_path / "rows", MODEL, prompt=torch.cat([ids, ids[:, :1]], dim=1))
+    assert_equal_rows(cache, made)
+    assert [layer.window for layer in made.layers] == [None, 5]
+    assert made.layers[1].get_mask_sizes(1) == cache.layers[1].get_mask_sizes(1)
+    for _ in range(8):
+        for one, other in zip(*append_alike(cache, made), strict=True):
+            assert all(torch.equal(part, same) for part, same in zip(one, other, strict=True))
+    assert_equal_rows(cache, made)
+    assert load(tmp_path / "rows", MODEL, capacity=40).get_seq_length() == tokens - 1
+    with pytest.raises(ValueError, match=f"made for 2 tokens and {tokens - 1} are needed"):
+        load(tmp_path / "rows", MODEL, capacity=2)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("windows", [None, 7]),
+        ("windows", [5, None]),
+        ("windows", None),
+        ("kept", [17, 6]),
+        ("kept", [5]),
+        ("kept", None),
+    ],
+)
+def test_windows_that_do_not_describe_the_tensors_are_refused(field, value, tmp_path):
+    path = tmp_path / "rows"
+    save(filled(tokens=17, windows=[None, 5]), path, MODEL)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    save_file(load_file(path), path, {**metadata, field: json.dumps(value)})
+    with pytest.raises(ValueError, match="is damaged"):
+        load(path, MODEL)
+
+
+def test_scales_are_a_part_of_the_file(tmp_path):
+    path = tmp_path / "rows"
+    save(filled(cache_dtype="int8"), path, MODEL)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(path)
+    changed = {**tensors, "layers.1.scales": tensors["layers.1.scales"] * 2}
+    missing = {name: tensor for name, tensor in tensors.items() if name != "layers.0.shared_scales"}
+    for wrong in (changed, missing):
+        save_file(wrong, path, metadata)
+        with pytest.raises(ValueError, match="is damaged"):
+            load(path, MODEL)
+    save_file(tensors, path, {**metadata, "converts": "false"})
+    with pytest.raises(ValueError, match="is damaged"):
+        load(path, MODEL)
 
 
 def test_the_prompt_can_be_held_to_the_prefix(tmp_path):

@@ -83,7 +83,13 @@ def cache_bytes(arch: Architecture, tokens: int, dtype: str, batch: int = 1) -> 
     _at_least_one("tokens", tokens)
     _at_least_one("batch", batch)
     return layout.cache_bytes(
-        arch.row_layout, arch.kv_heads, tokens=tokens, itemsize=item_bytes(dtype), layers=arch.layers, batch=batch
+        arch.row_layout,
+        arch.kv_heads,
+        tokens=tokens,
+        itemsize=item_bytes(dtype),
+        layers=arch.layers,
+        batch=batch,
+        scale_bytes=layout.scale_bytes(dtype),
     )
 
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
+from transformers.cache_utils import (
+    Cache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    StaticLayer,
+    StaticSlidingWindowLayer,
+)
 
 from twofold.cache.layer import RowLayer
 from twofold.variants.layout import RowLayout
 
+Windows = Sequence[int | None] | None
+"""For each layer the tokens that it sees, None for all; None for layers without windows."""
 IMPLEMENTATIONS = ("dynamic", "static", "offloaded", "offloaded_static")
 """The values of `generate()`'s `cache_implementation` that rows can follow."""
 
@@ -27,13 +37,15 @@ class RowCache(Cache):
         kv_heads: int,
         capacity: int | None = None,
         offloading: bool = False,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
+        windows: Windows = None,
     ) -> None:
         if capacity is not None and capacity < 1:
             raise ValueError(f"a cache needs a capacity of at least 1 token, not {capacity}")
         if offloading:
             check_offloading(torch.accelerator.is_available())
-        super().__init__(layers=_row_layers(layers, layout, kv_heads, capacity, dtype), offloading=offloading)
+        made = _row_layers(_of_each(layers, windows), layout, kv_heads, capacity, dtype)
+        super().__init__(layers=made, offloading=offloading)
 
     @property
     def bytes_used(self) -> int:
@@ -46,23 +58,25 @@ class RowCache(Cache):
         return sum({layer.storage_id: layer.bytes_reserved for layer in self.layers}.values())
 
 
-def adopt(cache: Cache, layers: int, layout: RowLayout, kv_heads: int) -> Cache:
+def adopt(cache: Cache, layers: int, layout: RowLayout, kv_heads: int, windows: Windows = None) -> Cache:
     """Make a cache that transformers or a user made store rows; returns it.
 
     The empty layers of a `DynamicCache` or `StaticCache` are swapped for `RowLayer`s, with the static cache's length
-    as capacity. Raises ValueError for a cache that already holds keys and values, or whose layers do more than keep
-    them (quantised, sliding, paged), or that was made for rows of another model.
+    as capacity; sliding ones where this model has a window too. Raises ValueError for a cache that already holds keys
+    and values, or whose layers do more than keep them (quantised, paged, sliding where the model is not), or that was
+    made for rows of another model.
     """
+    each = _of_each(layers, windows)
     if is_row_cache(cache):
-        _check_fits(cache, layers, layout, kv_heads)
+        _check_fits(cache, each, layout, kv_heads)
         return cache
-    if not _is_replaceable(cache):
+    if not _is_replaceable(cache, each):
         raise ValueError(
             f"a Twofold model caches rows, and this {type(cache).__name__} cannot be made to: it must be an empty "
             "DynamicCache, an empty StaticCache or a RowCache. Leave `cache` out to get the right one"
         )
-    capacities = {layer.max_cache_len for layer in cache.layers if isinstance(layer, StaticLayer)}
-    cache.layers = _row_layers(layers, layout, kv_heads, capacities.pop() if capacities else None)
+    capacities = {layer.max_cache_len for layer in cache.layers if type(layer) is StaticLayer}
+    cache.layers = _row_layers(each, layout, kv_heads, capacities.pop() if capacities else None)
     cache.layer_class_to_replicate = None
     return cache
 
@@ -93,17 +107,28 @@ def check_offloading(elsewhere: bool) -> None:
         )
 
 
-def _is_replaceable(cache: Cache) -> bool:
-    """Whether it is empty, and would do no more than keep keys and values."""
+def _of_each(layers: int, windows: Windows) -> list[int | None]:
+    if windows is not None and len(windows) != layers:
+        raise ValueError(f"{layers} layers need as many windows (None for a layer that sees all), not {len(windows)}")
+    return [None] * layers if windows is None else list(windows)
+
+
+def _is_replaceable(cache: Cache, windows: list[int | None]) -> bool:
+    """Whether it is empty, and would do no more than keep keys and values, or those of the same layers' windows."""
     layers = getattr(cache, "layers", None)
-    return (
-        layers is not None
-        and cache.layer_class_to_replicate in (None, DynamicLayer)
-        and all(type(layer) in (DynamicLayer, StaticLayer) and int(layer.get_seq_length()) == 0 for layer in layers)
+    if layers is None or cache.layer_class_to_replicate not in (None, DynamicLayer):
+        return False
+    slides = [type(layer) in (DynamicSlidingWindowLayer, StaticSlidingWindowLayer) for layer in layers]
+    if any(slides) and slides != [window is not None for window in windows]:
+        return False
+    plain = all(
+        slide or type(layer) in (DynamicLayer, StaticLayer) for layer, slide in zip(layers, slides, strict=True)
     )
+    return plain and all(int(layer.get_seq_length()) == 0 for layer in layers)
 
 
-def _check_fits(cache: Cache, layers: int, layout: RowLayout, kv_heads: int) -> None:
+def _check_fits(cache: Cache, windows: list[int | None], layout: RowLayout, kv_heads: int) -> None:
+    layers = len(windows)
     made_for = {(layer.kv_heads, layer.layout) for layer in cache.layers}
     if len(cache.layers) != layers or made_for != {(kv_heads, layout)}:
         held = ", ".join(str(other.numbers(heads)) for heads, other in made_for)
@@ -111,9 +136,19 @@ def _check_fits(cache: Cache, layers: int, layout: RowLayout, kv_heads: int) -> 
             f"this cache was made for another model: {len(cache.layers)} layers with rows of {held} numbers, and this "
             f"one has {layers} layers with rows of {layout.numbers(kv_heads)}. Use `model.model.new_cache()`"
         )
+    held_windows = [layer.window for layer in cache.layers]
+    if held_windows != windows:
+        raise ValueError(
+            f"this cache was made for another model: its layers see {held_windows} tokens (None: all), and those of "
+            f"this one {windows}. Use `model.model.new_cache()`"
+        )
 
 
 def _row_layers(
-    layers: int, layout: RowLayout, kv_heads: int, capacity: int | None, dtype: torch.dtype | None = None
+    windows: list[int | None],
+    layout: RowLayout,
+    kv_heads: int,
+    capacity: int | None,
+    dtype: torch.dtype | str | None = None,
 ) -> list[RowLayer]:
-    return [RowLayer(layout, kv_heads, capacity, dtype) for _ in range(layers)]
+    return [RowLayer(layout, kv_heads, capacity, dtype, window) for window in windows]

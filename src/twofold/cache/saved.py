@@ -1,8 +1,10 @@
 """Rows on disk: the cache of a prefix, saved once and continued from as often as wanted.
 
 A safetensors file with the rows in use and nothing else: `layers.I.heads` [B, G, S, head_width] and, where rows have
-that part, `layers.I.shared` [B, S, shared_width] of each layer, and `token_ids` [B, S] if they were given. Its metadata
-says what made the rows, how they lie, and the hash of it all.
+that part, `layers.I.shared` [B, S, shared_width] of each layer; for int8 rows their scales, `layers.I.scales`
+[B, G, S] and `layers.I.shared_scales` [B, S]; and `token_ids` [B, tokens] if they were given. S counts the rows that a
+layer keeps, fewer than the tokens where it has a window. The metadata says what made the rows, how they lie, and the
+hash of it all.
 """
 
 from __future__ import annotations
@@ -21,15 +23,23 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from twofold.cache.layer import DTYPES
+from twofold.cache.kept import DTYPES_BY_NAME, KeptRows
 from twofold.cache.row_cache import RowCache, is_row_cache
 from twofold.variants.layout import RowLayout, Span
 
 FORMAT = "twofold rows 1"
 _TOKEN_IDS = "token_ids"
 _SPANS = ("key", "value", "shared_key")
-_SAFETENSORS_NAMES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16", "int32": "I32"}
-_DTYPES_BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
+_PARTS = dict(zip(KeptRows._fields, ("heads", "shared", "scales", "shared_scales"), strict=True))
+"""What the parts of kept rows are called in a file."""
+_SAFETENSORS_NAMES = {
+    "float64": "F64",
+    "float32": "F32",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "int8": "I8",
+    "int32": "I32",
+}
 
 
 def save(cache: Cache, path: Path | str, fingerprint: Mapping[str, str], token_ids: Tensor | None = None) -> None:
@@ -85,15 +95,16 @@ def load(
         _check_shapes(path, file, header)
         if prompt is not None:
             _check_prompt(path, file, header, prompt)
-        dtype = _DTYPES_BY_NAME[header.dtype] if header.converts else None
-        cache = RowCache(header.layers, header.layout, header.kv_heads, capacity, dtype=dtype)
+        dtype = header.dtype if header.converts else None
+        windows = header.windows
+        cache = RowCache(header.layers, header.layout, header.kv_heads, capacity, dtype=dtype, windows=windows)
         hashed = hashlib.sha256()
-        for layer in range(header.layers):
-            parts = {name: file.get_tensor(name) for name in header.names(layer)}
-            for name, tensor in parts.items():
-                hash_tensor(hashed, name, tensor)
-            heads, *shared = (part.to(device) for part in parts.values())
-            cache.update(heads, shared[0] if shared else None, layer)
+        for index, layer in enumerate(cache.layers):
+            parts = {}
+            for field, (name, _, _) in header.parts(index).items():
+                parts[field] = file.get_tensor(name)
+                hash_tensor(hashed, name, parts[field])
+            layer.restore(KeptRows(**{field: part.to(device) for field, part in parts.items()}), header.length)
         if header.has_token_ids:
             hash_tensor(hashed, _TOKEN_IDS, file.get_tensor(_TOKEN_IDS))
         if file.metadata() != header.metadata(hashed.hexdigest()):
@@ -132,11 +143,17 @@ class _Header:
     has_token_ids: bool
     layout: RowLayout
     fingerprint: Mapping[str, str]
+    # These two only where a layer has a window: the files of other caches stay as they were.
+    windows: list[int | None] | None = None
+    kept: list[int] | None = None
 
     @classmethod
     def of(cls, cache: Cache, fingerprint: Mapping[str, str], has_token_ids: bool) -> _Header:
         first = cache.layers[0]
-        heads_BGSW, _ = first.rows()
+        heads_BGSW = first.kept().heads_BGSW
+        windows = [layer.window for layer in cache.layers]
+        kept = [layer.kept().heads_BGSW.shape[2] for layer in cache.layers]
+        slides = any(window is not None for window in windows)
         return cls(
             layers=len(cache.layers),
             sequences=heads_BGSW.shape[0],
@@ -147,11 +164,14 @@ class _Header:
             has_token_ids=has_token_ids,
             layout=first.layout,
             fingerprint=fingerprint,
+            windows=windows if slides else None,
+            kept=kept if slides else None,
         )
 
     def metadata(self, contents: str) -> dict[str, str]:
         """As safetensors stores it; `contents` is the hash of the tensors."""
-        values = {name: json.dumps(value, sort_keys=True) for name, value in asdict(self).items()}
+        stated = {name: value for name, value in asdict(self).items() if value is not None}
+        values = {name: json.dumps(value, sort_keys=True) for name, value in stated.items()}
         everything = json.dumps([FORMAT, values, contents], sort_keys=True)
         return {"format": FORMAT, **values, "sha256": hashlib.sha256(everything.encode()).hexdigest()}
 
@@ -160,7 +180,8 @@ class _Header:
         if metadata.get("format") != FORMAT:
             raise ValueError(f"{path} is not a saved row cache of this version ({FORMAT!r})")
         try:
-            values = {name: json.loads(metadata[name]) for name in cls.__dataclass_fields__}
+            optional = {"windows": "null", "kept": "null"}
+            values = {name: json.loads({**optional, **metadata}[name]) for name in cls.__dataclass_fields__}
             spans = {name: Span(*span) for name, span in values["layout"].items() if name in _SPANS and span}
             order = values["layout"]["value_order"]
             values["layout"] = RowLayout(
@@ -172,28 +193,42 @@ class _Header:
 
     def __post_init__(self) -> None:
         counts = (self.layers, self.sequences, self.length, self.kv_heads)
-        if any(type(count) is not int or count < 1 for count in counts) or self.dtype not in _DTYPES_BY_NAME:
+        if any(type(count) is not int or count < 1 for count in counts) or self.dtype not in DTYPES_BY_NAME:
             raise ValueError(f"{self.dtype} rows, counts {counts}")
+        if self.dtype == "int8" and not self.converts:
+            raise ValueError("int8 rows that were not converted")
+        self._check_windows()
         if not isinstance(self.fingerprint, Mapping):
             raise TypeError("the fingerprint has no names")
 
-    def names(self, layer: int) -> tuple[str, ...]:
-        heads = f"layers.{layer}.heads"
-        return (heads, f"layers.{layer}.shared") if self.layout.shared_width else (heads,)
+    def _check_windows(self) -> None:
+        if self.windows is None and self.kept is None:
+            return
+        windows, kept = self.windows or [], self.kept or []
+        if not len(windows) == len(kept) == self.layers:
+            raise ValueError(f"{self.layers} layers, windows {windows}, rows kept {kept}")
+        for window, rows in zip(windows, kept, strict=True):
+            least = self.length if window is None else min(self.length, window - 1)
+            if not least <= rows <= self.length:
+                raise ValueError(f"{rows} rows kept of {self.length} tokens with a window of {window}")
+
+    def parts(self, layer: int) -> dict[str, tuple[str, str, list[int]]]:
+        """For each field of a layer's `KeptRows`: its name in the file, and the dtype and shape that it must have."""
+        batch, tokens = self.sequences, self.length if self.kept is None else self.kept[layer]
+        made = {"heads_BGSW": (self.dtype, [batch, self.kv_heads, tokens, self.layout.head_width])}
+        scaled = self.dtype == "int8"
+        if self.layout.shared_width:
+            made["shared_BSW"] = (self.dtype, [batch, tokens, self.layout.shared_width])
+        if scaled:
+            made["scales_BGS"] = ("float32", [batch, self.kv_heads, tokens])
+        if scaled and self.layout.shared_width:
+            made["shared_scales_BS"] = ("float32", [batch, tokens])
+        return {field: (f"layers.{layer}.{_PARTS[field]}", *of) for field, of in made.items()}
 
     def shapes(self) -> dict[str, tuple[str, list[int]]]:
         """The dtype and shape that each tensor of the file must have."""
-        batch, tokens = self.sequences, self.length
-        parts = (
-            [batch, self.kv_heads, tokens, self.layout.head_width],
-            [batch, tokens, self.layout.shared_width],
-        )
-        made = {
-            name: (self.dtype, shape)
-            for layer in range(self.layers)
-            for name, shape in zip(self.names(layer), parts, strict=False)
-        }
-        return {**made, _TOKEN_IDS: ("int32", [batch, tokens])} if self.has_token_ids else made
+        made = {name: (dtype, shape) for i in range(self.layers) for name, dtype, shape in self.parts(i).values()}
+        return {**made, _TOKEN_IDS: ("int32", [self.sequences, self.length])} if self.has_token_ids else made
 
     def check_model(self, path: Path, fingerprint: Mapping[str, str]) -> None:
         names = [*fingerprint, *(name for name in self.fingerprint if name not in fingerprint)]
@@ -208,7 +243,7 @@ class _Header:
 
 def _rows(cache: Cache) -> Iterator[tuple[str, Tensor]]:
     for index, layer in enumerate(cache.layers):
-        for name, part in zip(("heads", "shared"), layer.rows(), strict=True):
+        for name, part in zip(_PARTS.values(), layer.kept(), strict=True):
             if part is not None:
                 yield f"layers.{index}.{name}", part.detach().cpu().contiguous()
 

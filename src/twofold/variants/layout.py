@@ -12,6 +12,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+SCALE_BYTES = {"int8": 4}
+"""Dtypes that need a scale for each part of a row, and the bytes of one: a float32."""
 
 
 class Span(NamedTuple):
@@ -100,12 +102,30 @@ class RowLayout:
         """Numbers in one row: G·head_width + shared_width."""
         return kv_heads * self.head_width + self.shared_width
 
+    def parts(self, kv_heads: int) -> int:
+        """Parts of one row, each with a scale where there are scales: G, and 1 for what all heads share."""
+        return kv_heads + (self.shared_width > 0)
+
 
 def cache_bytes(
-    layout: RowLayout, kv_heads: int, *, tokens: int, itemsize: int, layers: int = 1, batch: int = 1
+    layout: RowLayout,
+    kv_heads: int,
+    *,
+    tokens: int,
+    itemsize: int,
+    layers: int = 1,
+    batch: int = 1,
+    scale_bytes: int = 0,
+    window: int | None = None,
 ) -> int:
-    """Bytes that a cache uses: layers × sequences × kept tokens × (G·head_width + shared_width) × itemsize."""
-    return layers * batch * tokens * layout.numbers(kv_heads) * itemsize
+    """Bytes that a cache uses: layers × sequences × kept tokens × bytes of a row.
+
+    Bytes of a row: (G·head_width + shared_width) × itemsize, and `scale_bytes` for each of its parts. Kept are all
+    `tokens`, and at most the newest `window` where these layers have one.
+    """
+    kept = tokens if window is None else min(tokens, window)
+    row = layout.numbers(kv_heads) * itemsize + layout.parts(kv_heads) * scale_bytes
+    return layers * batch * kept * row
 
 
 def item_bytes(dtype: str) -> int:
@@ -113,6 +133,11 @@ def item_bytes(dtype: str) -> int:
     if dtype not in ITEM_BYTES:
         raise ValueError(f"unknown dtype {dtype!r}: choose one of {', '.join(ITEM_BYTES)}")
     return ITEM_BYTES[dtype]
+
+
+def scale_bytes(dtype: str) -> int:
+    """Bytes of the scale that each part of a row has in `dtype`, by name; 0 where it has none."""
+    return SCALE_BYTES.get(dtype, 0)
 
 
 def draw(layout: RowLayout) -> str:
