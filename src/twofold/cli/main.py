@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from twofold.cli import doctor, evaluate, generate, plan, study, train, variants
+from twofold.cli import bench, doctor, evaluate, generate, plan, serve, study, train, variants
 from twofold.version import __version__
 
 app = typer.Typer(
@@ -29,7 +29,9 @@ app.command("plan", epilog=plan.EXAMPLES)(plan.plan)
 app.command("train", epilog=train.EXAMPLES)(train.train)
 app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command("generate", epilog=generate.EXAMPLES)(generate.generate)
+app.command("serve", epilog=serve.EXAMPLES)(serve.serve)
 app.add_typer(study.app, name="study")
+app.add_typer(bench.app, name="bench")
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor)
 
 INTERRUPTED = 130
