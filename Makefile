@@ -18,9 +18,9 @@ check: $(INSTALLED)
 test: check
 	$(BIN)/pytest -m "not system" -n auto --maxprocesses 4
 
-# Adds what needs system packages: Chromium or Chrome, for the report's page and its image.
+# Adds what needs system packages, Chromium or Chrome for the report's page and its image, and what is large: Triton.
 test-all: test
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,images]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,images,triton]'
 	$(BIN)/pytest -m system
 
 format: $(INSTALLED)
@@ -28,7 +28,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 # torch comes first and by its pinned version, so that no other package draws in another build of it.
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard src/twofold/kernels/csrc/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'

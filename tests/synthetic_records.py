@@ -57,7 +57,7 @@ def synthetic_record(
         variant=variant + text,
         seed=seed,
         parameters=parameters or {"total": 762_147, "attention": 262_144, "mlp": 500_003},
-        validation=_validation(documents),
+        validation=Validation.of(documents),
         cache=_cache(bytes_per_token, tokens=257),
         speed=Speed(train_tokens_per_second=18_013, decode_tokens_per_second=211, wall_seconds=97),
         environment=_environment(text),
@@ -140,18 +140,6 @@ def _corpus(text: str) -> CorpusRecord:
     )
 
 
-def _validation(documents: Sequence[DocumentRecord]) -> Validation:
-    nats = math.fsum(document.nats for document in documents)
-    tokens, size = (sum(getattr(document, unit) for document in documents) for unit in ("tokens", "bytes"))
-    return Validation(
-        loss=nats / tokens,
-        bits_per_byte=nats / math.log(2) / size,
-        perplexity=math.exp(nats / tokens),
-        tokens=tokens,
-        bytes=size,
-    )
-
-
 def _cache(bytes_per_token: int, tokens: int) -> CacheRecord:
     used = bytes_per_token * tokens
     return CacheRecord(
@@ -178,5 +166,5 @@ def _environment(text: str) -> Environment:
 
 
 def _curve(documents: Sequence[DocumentRecord]) -> tuple[CurvePoint, ...]:
-    end = _validation(documents).loss
+    end = Validation.of(documents).loss
     return tuple(CurvePoint(tokens=37_003 * i, loss=end + 3 / (1 + i)) for i in range(1, 29))

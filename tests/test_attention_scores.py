@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from small_models import random_ids, small_model
 from twofold.attention import scores
 from twofold.attention.scores import describe_path, keys_and_values
+from twofold.kernels.decode import describe
 from twofold.variants.layout import RowLayout
 
 B, S, HEADS, D = 2, 11, 6, 10
@@ -49,5 +50,5 @@ def test_keys_and_values_are_views():
 
 
 def test_the_path_is_described():
-    assert "SDPA (flash for CPU)" in describe_path("cpu")
+    assert describe() in describe_path("cpu")
     assert "SDPA on cuda" in describe_path("cuda")

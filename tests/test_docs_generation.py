@@ -14,8 +14,9 @@ def test_python_runs(tmp_path, monkeypatch):
     model.save_pretrained(tmp_path / "runs/mine/model")
     byte_tokenizer().save_pretrained(tmp_path / "runs/mine/model")
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
     names = {}
-    exec(compile(code, str(PAGE), "exec"), names)
+    for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL):
+        exec(compile(code, str(PAGE), "exec"), names)
     assert names["outputs"].shape == (2, names["prompt"].shape[1] + 20)
     assert names["cache"].get_seq_length() == names["prompt"].shape[1] + 19
+    assert names["read"].shape == (1, 16, 1, 64)

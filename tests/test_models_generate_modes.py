@@ -14,7 +14,7 @@ from small_models import PAIRED, formula_bytes, random_ids, small_model
 from twofold.cache.layer import GROWTH, RowLayer
 from twofold.cache.row_cache import RowCache
 from twofold.data.byte_tokens import VOCABULARY, byte_tokenizer
-from twofold.variants.layout import RowLayout, cache_bytes
+from twofold.variants.layout import RowLayout, cache_bytes, scale_bytes
 
 PROMPT, NEW = 7, 23
 
@@ -167,7 +167,7 @@ def test_an_offloaded_cache_keeps_its_rows_on_the_cpu(variant, style, name):
     ids = random_ids(2, PROMPT).to(model.device)
     made = generate(model, ids, cache_implementation=name)
     assert torch.equal(made.sequences, generate(model, ids).sequences)
-    assert made.cache.layers[0].rows()[0].device.type == "cpu"
+    assert made.cache.layers[0].kept().heads_BGSW.device.type == "cpu"
     assert made.cache.bytes_used == formula_bytes(model, tokens=PROMPT + NEW - 1, batch=2)
 
 
@@ -274,14 +274,37 @@ def test_a_wider_cache_changes_nothing():
 
 
 @pytest.mark.parametrize("how", [{}, {"num_beams": 3}, {"prompt_lookup_num_tokens": 3}], ids=str)
-def test_generation_with_converted_rows_is_that_of_rounded_rows(how):
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_generation_with_converted_rows_is_that_of_rounded_rows(how, dtype):
     model, ids = small_model("K=V"), random_ids(1, 5).repeat(1, 3)
-    made = [generate(model, ids, cache=model.model.new_cache(n, dtype=torch.bfloat16), **how) for n in (None, 61)]
+    made = [generate(model, ids, cache=model.model.new_cache(n, dtype=dtype), **how) for n in (None, 61)]
     assert torch.equal(made[0].sequences, made[1].sequences)
-    assert {layer.rows()[0].dtype for layer in made[0].cache.layers} == {torch.bfloat16}
+    assert {layer.kept().heads_BGSW.dtype for layer in made[0].cache.layers} == {getattr(torch, dtype)}
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.float8_e4m3fn, torch.complex64, torch.bool])
+@pytest.mark.parametrize("variant", ["QKV", "K=V GQA-2"])
+def test_generation_with_int8_rows_takes_their_bytes_and_is_that_of_rounded_rows(variant):
+    """Each token is the likeliest one of a pass that reads all of them at once into an int8 cache."""
+    model, ids = small_model(variant), random_ids(2, PROMPT)
+    made = generate(model, ids, cache=model.model.new_cache(dtype="int8"))
+    sizes = model.config.architecture
+    expected = cache_bytes(
+        sizes.row_layout,
+        sizes.kv_heads,
+        tokens=PROMPT + NEW - 1,
+        itemsize=1,
+        layers=sizes.layers,
+        batch=2,
+        scale_bytes=scale_bytes("int8"),
+    )
+    assert made.cache.bytes_used == expected
+    assert made.cache.bytes_reserved <= GROWTH * expected
+    with torch.no_grad():
+        again = model(made.sequences[:, :-1], cache=model.model.new_cache(dtype="int8")).logits
+    assert torch.equal(again[:, PROMPT - 1 :].argmax(-1), made.sequences[:, PROMPT:])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float8_e4m3fn, torch.complex64, torch.bool, "int16"])
 def test_other_dtypes_are_refused(dtype):
     with pytest.raises(ValueError, match=rf"rows can be kept in torch\.float64, .* and not in {dtype}"):
         RowCache(1, RowLayout.shared(5), 3, dtype=dtype)
@@ -309,7 +332,7 @@ def test_autocast_caches_rows_in_its_dtype(variant, style):
             cache = model.model.new_cache()
             steps = [model(part, cache=cache).logits for part in ids.split([7, 1, 1, 8], dim=1)]
             made = generate(model, ids)
-    assert {layer.rows()[0].dtype for layer in cache.layers} == {torch.bfloat16}
+    assert {layer.kept().heads_BGSW.dtype for layer in cache.layers} == {torch.bfloat16}
     assert cache.bytes_used == formula_bytes(model, tokens=17, batch=2) // 2
     assert made.cache.bytes_used == formula_bytes(model, tokens=17 + NEW - 1, batch=2) // 2
     error = (torch.cat(steps, dim=1).float() - full) / full.std()

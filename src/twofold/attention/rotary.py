@@ -9,7 +9,10 @@ from torch import Tensor
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines of the angles at some positions: each [B or 1, T, 1, D/2], for tensors [B, T, heads, D]."""
+    """Cosines and sines of the angles at some positions: each [B or 1, T, 1, D], for tensors [B, T, heads, D].
+
+    Both dims of a pair have theirs, the sine with the sign that it has for that dim: what a dim gets from its partner.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -23,16 +26,20 @@ def rotation(positions_BT: Tensor, head_dim: int, base: float, dtype: torch.dtyp
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions_BT.device) / head_dim
     angles = positions_BT[..., None, None].to(torch.float64) * base**-exponents
-    return Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    return Rotation(torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1))
 
 
 def rotate(x_BTHD: Tensor, by: Rotation) -> Tensor:
     """Turn every pair of dims by its position's angle; the result has x's dtype, whatever the angles have."""
-    first, second = x_BTHD.chunk(2, dim=-1)
-    turned = [first * by.cos - second * by.sin, second * by.cos + first * by.sin]
-    return torch.cat(turned, dim=-1).to(x_BTHD.dtype)
+    return _turned(x_BTHD, by, 1)
 
 
 def rotate_back(x_BTHD: Tensor, by: Rotation) -> Tensor:
     """The inverse of `rotate`: turn by the negative angle."""
-    return rotate(x_BTHD, Rotation(by.cos, -by.sin))
+    return _turned(x_BTHD, by, -1)
+
+
+def _turned(x_BTHD: Tensor, by: Rotation, sign: int) -> Tensor:
+    partners_BTHD = x_BTHD.roll(x_BTHD.shape[-1] // 2, dims=-1)
+    return torch.addcmul(x_BTHD * by.cos, partners_BTHD, by.sin, value=sign).to(x_BTHD.dtype)

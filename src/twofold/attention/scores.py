@@ -1,8 +1,9 @@
 """The score paths: queries against the keys and values that lie in rows.
 
-Two paths. A decode step (one query position) lays the query heads of a group out as query positions of their
-key/value head and runs torch's fused attention without copying a row. Everything else goes through transformers'
-attention interface, so that whatever it offers (SDPA, flash and flex attention, eager) works here.
+Two paths, beside the decode steps that a kernel takes (`decoding.py`). One query position lays the query heads of a
+group out as query positions of their key/value head and runs torch's fused attention without copying a row. Everything
+else goes through transformers' attention interface, so that whatever it offers (SDPA, flash and flex attention, eager)
+works here.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from twofold.kernels.decode import describe
 from twofold.variants.layout import RowLayout
 
 
@@ -79,8 +81,9 @@ def _causal(query_BHTD: Tensor) -> Tensor:
 
 def describe_path(device: str) -> str:
     """Which paths a model on `device` takes by default, and why, in a sentence or two."""
-    backend = "torch SDPA (flash for CPU)" if device == "cpu" else f"torch SDPA on {device}"
+    if device == "cpu":
+        return f"prefill by torch SDPA over views of the rows; {describe()}"
     return (
-        f"{backend} over views of the rows; a decode step reads each row with the query heads of its group as query "
-        f"positions, without copies. torch {torch.__version__} chooses the kernel"
+        f"torch SDPA on {device} over views of the rows; a decode step reads each row with the query heads of its "
+        f"group as query positions, without copies. torch {torch.__version__} chooses the kernel"
     )

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from twofold.attention.decoding import DecodeMask
 from twofold.attention.layer import Attention
 from twofold.attention.projections import Projections
 from twofold.attention.rotary import Rotation
@@ -67,10 +68,15 @@ class DecoderBlock(GradientCheckpointingLayer):
         self.attention = Attention(projections, config, layer_index=layer_index, heads=sizes.heads)
         self.mlp_norm = norm(sizes)
         self.mlp = (GeluMLP if sizes.block == "paper" else SwigluMLP)(sizes.width, sizes.mlp)
-        self.dropout = nn.Dropout(sizes.dropout)
+        self.dropout = nn.Dropout(sizes.dropout) if sizes.dropout else nn.Identity()
 
     def forward(
-        self, x_BTM: Tensor, rotation: Rotation | None, mask: Tensor | None, cache: Cache | None, **kwargs: Any
+        self,
+        x_BTM: Tensor,
+        rotation: Rotation | None,
+        mask: Tensor | DecodeMask | None,
+        cache: Cache | None,
+        **kwargs: Any,
     ) -> Tensor:
         """[B, T, M] to [B, T, M]; arguments as in `Attention`."""
         read_BTM, _ = self.attention(self.attention_norm(x_BTM), rotation, mask, cache, **kwargs)

@@ -13,9 +13,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
+from twofold.attention.decoding import DecodeMask, decode_mask
 from twofold.attention.layer import Attention
 from twofold.attention.rotary import Rotation, rotation
 from twofold.cache.row_cache import RowCache, adopt, check_implementation
+from twofold.kernels.linear import DecodeLinear, use_decode_linear
 from twofold.models.blocks import DecoderBlock, norm
 from twofold.models.configuration import TwofoldConfig
 
@@ -39,23 +41,26 @@ class TwofoldModel(TwofoldPreTrainedModel):
 
     def __init__(self, config: TwofoldConfig) -> None:
         super().__init__(config)
-        sizes = config.architecture
+        self.sizes = sizes = config.architecture
         self.embed_tokens = nn.Embedding(sizes.vocab, sizes.width)
         self.embed_positions = nn.Embedding(sizes.positions, sizes.width) if sizes.learned_positions else None
         self.layers = nn.ModuleList(DecoderBlock(config, index) for index in range(sizes.layers))
         self.norm = norm(sizes)
+        use_decode_linear(self)
         self.post_init()
 
     def new_cache(
-        self, capacity: int | None = None, offloading: bool = False, dtype: torch.dtype | None = None
+        self, capacity: int | None = None, offloading: bool = False, dtype: torch.dtype | str | None = None
     ) -> RowCache:
-        """An empty row cache for this model; `capacity` in tokens allocates it at once, `dtype` converts the rows."""
-        sizes = self.config.architecture
+        """An empty row cache for this model; `capacity` in tokens allocates it at once, `dtype` converts the rows (by
+        name as well, and "int8" with scales).
+        """
+        sizes = self.sizes
         return RowCache(sizes.layers, sizes.row_layout, sizes.kv_heads, capacity, offloading, dtype)
 
     def adopt(self, cache: Cache) -> Cache:
         """`cache` made to store this model's rows, see `cache.row_cache.adopt`."""
-        sizes = self.config.architecture
+        sizes = self.sizes
         return adopt(cache, sizes.layers, sizes.row_layout, sizes.kv_heads)
 
     @capture_outputs
@@ -90,23 +95,31 @@ class TwofoldModel(TwofoldPreTrainedModel):
             position_ids = _positions(x_BTM, attention_mask, cached)
         if self.embed_positions is not None:
             x_BTM = x_BTM + self._embedded_positions(position_ids, cached)
-        mask = create_causal_mask(
+        mask = self._mask(x_BTM, attention_mask, cache, position_ids)
+        by = self._rotation(position_ids, x_BTM.dtype)
+        for layer in self.layers[: self.config.num_hidden_layers]:  # an early exit lowers that number for a while
+            x_BTM = layer(x_BTM, by, mask, cache=cache, **kwargs)  # by name: checkpointing takes the cache away
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(x_BTM), cache=cache)
+
+    def _mask(
+        self, x_BTM: Tensor, attention_mask: Tensor | None, cache: Cache | None, position_ids: Tensor
+    ) -> Tensor | DecodeMask | None:
+        if self.config._attn_implementation == "sdpa":
+            mask = decode_mask(x_BTM, attention_mask, cache, self.sizes.row_layout)
+            if mask is not None:
+                return mask
+        return create_causal_mask(
             config=self.config,
             inputs_embeds=x_BTM,
             attention_mask=attention_mask,
             cache=cache,
             position_ids=position_ids,
         )
-        by = self._rotation(position_ids, x_BTM.dtype)
-        for layer in self.layers[: self.config.num_hidden_layers]:  # an early exit lowers that number for a while
-            x_BTM = layer(x_BTM, by, mask, cache=cache, **kwargs)  # by name: checkpointing takes the cache away
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(x_BTM), cache=cache)
 
     def _rotation(self, positions_BT: Tensor, dtype: torch.dtype) -> Rotation | None:
-        sizes = self.config.architecture
-        if sizes.learned_positions:
+        if self.sizes.learned_positions:
             return None
-        return rotation(positions_BT, sizes.head_dim, sizes.rotary_base, dtype)
+        return rotation(positions_BT, self.sizes.head_dim, self.sizes.rotary_base, dtype)
 
     def _embedded_positions(self, positions_BT: Tensor, cached: int) -> Tensor:
         assert self.embed_positions is not None
@@ -129,7 +142,7 @@ class TwofoldForCausalLM(TwofoldPreTrainedModel, GenerationMixin):
     def __init__(self, config: TwofoldConfig) -> None:
         super().__init__(config)
         self.model = TwofoldModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = DecodeLinear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     @can_return_tuple

@@ -7,7 +7,6 @@ well on what it was chosen by.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -55,13 +54,13 @@ def halves(documents: Sequence[DocumentRecord]) -> tuple[tuple[DocumentRecord, .
 
 def picking_bits(record: RunRecord) -> float:
     """Bits per byte of the documents that pick."""
-    return _validation(halves(record.documents)[0]).bits_per_byte
+    return Validation.of(halves(record.documents)[0]).bits_per_byte
 
 
 def reported(record: RunRecord) -> RunRecord:
     """The record as results may show it: with the documents alone that did not pick."""
     documents = halves(record.documents)[1]
-    return record.model_copy(update={"documents": documents, "validation": _validation(documents)})
+    return record.model_copy(update={"documents": documents, "validation": Validation.of(documents)})
 
 
 def at_the_edge(sweep: Iterable[Tried]) -> list[tuple[str, str]]:
@@ -83,15 +82,3 @@ def at_the_edge(sweep: Iterable[Tried]) -> list[tuple[str, str]]:
 
 def _digest(document: DocumentRecord) -> bytes:
     return hashlib.sha256(document.name.encode()).digest()
-
-
-def _validation(documents: Sequence[DocumentRecord]) -> Validation:
-    nats = math.fsum(document.nats for document in documents)
-    tokens, size = (sum(getattr(document, unit) for document in documents) for unit in ("tokens", "bytes"))
-    return Validation(
-        loss=nats / tokens,
-        bits_per_byte=nats / math.log(2) / size,
-        perplexity=math.exp(nats / tokens),
-        tokens=tokens,
-        bytes=size,
-    )

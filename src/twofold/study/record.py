@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
@@ -31,6 +32,15 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class DocumentRecord(Part):
+    """One held-out document: its summed negative log-likelihood in nats, over so many tokens and bytes."""
+
+    name: str
+    nats: FiniteFloat
+    tokens: PositiveInt
+    bytes: PositiveInt
+
+
 class Validation(Part):
     """Held-out quality. `loss` in nats per token, `bits_per_byte` over every byte of the held-out documents."""
 
@@ -40,14 +50,18 @@ class Validation(Part):
     tokens: PositiveInt
     bytes: PositiveInt
 
-
-class DocumentRecord(Part):
-    """One held-out document: its summed negative log-likelihood in nats, over so many tokens and bytes."""
-
-    name: str
-    nats: FiniteFloat
-    tokens: PositiveInt
-    bytes: PositiveInt
+    @classmethod
+    def of(cls, documents: Sequence[DocumentRecord]) -> Self:
+        """What the scores of single documents come to."""
+        nats = math.fsum(document.nats for document in documents)
+        tokens, scored = (sum(getattr(document, unit) for document in documents) for unit in ("tokens", "bytes"))
+        return cls(
+            loss=nats / tokens,
+            bits_per_byte=nats / math.log(2) / scored,
+            perplexity=math.exp(nats / tokens),
+            tokens=tokens,
+            bytes=scored,
+        )
 
 
 Finite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -168,15 +182,7 @@ class RunRecord(Run):
 
     @model_validator(mode="after")
     def _documents_add_up(self) -> Self:
-        nats = math.fsum(document.nats for document in self.documents)
-        tokens, scored = (sum(getattr(one, what) for one in self.documents) for what in ("tokens", "bytes"))
-        stated = {
-            "tokens": tokens,
-            "bytes": scored,
-            "loss": nats / tokens,
-            "bits_per_byte": nats / math.log(2) / scored,
-            "perplexity": math.exp(nats / tokens),
-        }
+        stated = Validation.of(self.documents).model_dump()
         for name, number in stated.items():
             said = getattr(self.validation, name)
             if not math.isclose(number, said, rel_tol=AGREEMENT):

@@ -1,0 +1,1 @@
+"""Measurements against alternatives in one run: attention, generation, memory, training, prefill."""
