@@ -67,9 +67,10 @@ def test_half_queries_come_back_as_they_are(path, dtype):
     close(got, reference(case), 2e-2 if dtype == torch.bfloat16 else 3e-3)
 
 
+@pytest.mark.parametrize("per_group", [1, 3, 5])  # few queries, several, and as many as fill registers
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_rows_that_nobody_sees_may_hold_anything(path, layout):
-    case = step(layout, rows=61, positions=3)
+def test_rows_that_nobody_sees_may_hold_anything(path, layout, per_group):
+    case = step(layout, rows=61, positions=3, per_group=per_group)
     limits = {"starts_B": torch.tensor([5, 0]), "lengths_B": torch.tensor([59, 38])}
     args, options = case.arguments(path=path, **limits)
     clean = decode_attention(*args, **options)
@@ -80,13 +81,25 @@ def test_rows_that_nobody_sees_may_hold_anything(path, layout):
         assert torch.equal(decode_attention(*args, **options), clean)
 
 
-def test_nan_in_a_row_that_is_seen_shows(path):
-    (query, heads, _), options = step(rows=331).arguments(path=path)
+@pytest.mark.parametrize("per_group", [1, 3, 8, 16])
+def test_nan_in_a_row_that_is_seen_shows(path, per_group):
+    (query, heads, _), options = step(rows=331, per_group=per_group).arguments(path=path)
     heads[1, 0, 200, 3] = torch.nan
     out = decode_attention(query, heads, **options)
-    assert out[1, :3].isnan().all()
-    assert not out[1, 3:].isnan().any()
+    assert out[1, :per_group].isnan().all()
+    assert not out[1, per_group:].isnan().any()
     assert not out[0].isnan().any()
+
+
+@pytest.mark.parametrize("per_group", [8, 16])
+@pytest.mark.parametrize("rows", [5, 23, 1009])
+def test_many_queries_with_limits_of_their_own(path, per_group, rows):
+    """Some sequences and queries see nothing of a tile in which others see rows."""
+    case = step(rows=rows, positions=5, per_group=per_group)
+    limits = {"starts_B": torch.tensor([0, 3]), "lengths_B": torch.tensor([rows, 4]), "window": 3, "softcap": 7.0}
+    case.options.update(limits)
+    args, options = case.arguments(path=path)
+    close(decode_attention(*args, **options), reference(case))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2])
@@ -100,9 +113,10 @@ def test_few_or_no_rows(path, rows):
         close(out[:, :, 3 - rows], case.heads[:, :, 0].repeat_interleave(3, 1).double())
 
 
-def test_large_scores_do_not_overflow(path):
+@pytest.mark.parametrize("per_group", [1, 3, 8])
+def test_large_scores_do_not_overflow(path, per_group):
     """The weights are those of the largest score, which may come late: at any time one tile outweighs all before."""
-    case = step(rows=331)
+    case = step(rows=331, per_group=per_group)
     case.query.mul_(300)
     case.heads.mul_(torch.linspace(1, 100, 331)[:, None])
     args, options = case.arguments(path=path)

@@ -41,23 +41,42 @@ inline void cap(float* scores, int64_t count, float c) {
   }
 }
 
-// Scores to weights, in place. `count` is a multiple of kWidth; numbers that do not count are −∞.
-// stats: the largest score so far and the sum of weights. Returns the factor for what was summed before.
-inline float weigh_scores(float* scores, int64_t count, float* stats) {
-  Vec top = load(scores);
-  for (int64_t s = kWidth; s < count; s += kWidth) top = maximum(top, load(scores + s));
-  const float before = stats[0], now = largest(top) > before ? largest(top) : before;
+// Scores of one query to weights, in place. `count` is a multiple of kWidth; numbers that do not count are −∞.
+// Takes the largest score and the sum of weights so far along. Returns the factor for what was summed before.
+// Where rows have scales, the weights come out multiplied by them, and their sum does not.
+inline float weigh_scores(float* scores, int64_t count, const float* scales, float& top, float& total) {
+  Vec highest = load(scores);
+  for (int64_t s = kWidth; s < count; s += kWidth) highest = maximum(highest, load(scores + s));
+  const float before = top, now = largest(highest) > before ? largest(highest) : before;
   const Vec shift = splat(now);
-  Vec total = splat(0);
+  Vec weights = splat(0);
   for (int64_t s = 0; s < count; s += kWidth) {
     const Vec weight = exp2(load(scores + s) - shift);
-    store(scores + s, weight);
-    total = total + weight;
+    store(scores + s, scales ? weight * load(scales + s) : weight);
+    weights = weights + weight;
   }
   const float factor = now > before ? ::exp2f(before - now) : 1.0f;
-  stats[0] = now;
-  stats[1] = stats[1] * factor + sum(total);
+  top = now;
+  total = total * factor + sum(weights);
   return factor;
+}
+
+// The same for kWidth queries at once, whose scores stand `lanes` apart for each of `count` rows; to factors.
+inline void weigh_lanes(float* scores, int64_t count, int64_t lanes, float* tops, float* totals, float* factors) {
+  const Vec before = load(tops);
+  Vec now = before;
+  for (int64_t s = 0; s < count; s++) now = maximum(now, load(scores + s * lanes));
+  const Vec shift = maximum(splat(-3e38f), now);  // where nothing is seen yet: −∞ less −∞ is no number
+  Vec weights = splat(0);
+  for (int64_t s = 0; s < count; s++) {
+    const Vec weight = exp2(load(scores + s * lanes) - shift);
+    store(scores + s * lanes, weight);
+    weights = weights + weight;
+  }
+  const Vec factor = exp2(before - shift);
+  store(tops, now);
+  store(totals, fma(load(totals), factor, weights));
+  store(factors, factor);
 }
 
 }  // namespace
