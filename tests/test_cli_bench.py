@@ -58,7 +58,7 @@ def test_a_bench_prints_a_table(short, capsys):
 def test_show_repeats_a_record(stored, capsys):
     made = record(left_out=("llama.cpp is left out: not here",))
     outcome = run(capsys, "bench", "show", stored(made))
-    for word in ("15M/K=V/3000", "Llama", "2.80", "50%", "40.0 GB/s", "llama.cpp is left out", "+1000.0 μs"):
+    for word in ("15M/K=V/3000", "Llama", "2.80", "50%", "40.0 GB/s", "llama.cpp is left out", "+1.000 ms per token"):
         assert word in outcome.out
     assert json.loads(run(capsys, "bench", "show", stored(made), "--json").out) == made.model_dump(mode="json")
 
@@ -115,3 +115,18 @@ def test_an_image_of_an_unknown_kind_is_refused(stored, capsys, tmp_path):
     outcome = run(capsys, "bench", "show", stored(record()), "--image", str(tmp_path / "figure.bmp"))
     assert outcome.code == 2
     assert ".svg" in outcome.err
+
+
+def test_an_image_that_cannot_be_drawn_is_told_before_anything_is_measured(short, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("twofold.report.look.find_spec", lambda name: None)
+    outcome = run(capsys, "bench", "train", "--quick", "--image", str(tmp_path / "t.svg"))
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "images need the package kaleido" in outcome.err
+    assert "1 of 1" not in outcome.err
+
+
+def test_a_busy_machine_is_told(stored, capsys):
+    busy = record()
+    busy = busy.model_copy(update={"machine": busy.machine.model_copy(update={"load_average": (9.0, 9.5)})})
+    assert "NOT RELIABLE" in run(capsys, "bench", "show", stored(busy)).out
+    assert "NOT RELIABLE" not in run(capsys, "bench", "show", stored(record())).out

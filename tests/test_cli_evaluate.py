@@ -110,3 +110,14 @@ def test_the_cost_of_a_rounded_cache_is_shown(capsys, finished_study, monkeypatc
     monkeypatch.setattr("twofold.cli.evaluate.TOLERATED", expected - 1)
     assert run(capsys, *command).err.startswith("Warning: a cache of int8 costs")
     assert "int4" in refused(capsys, finished_study / "runs/QKV_seed0", "--cache-dtype", "int4")
+
+
+def test_settings_alone_cannot_reach_the_training_text(capsys, finished_study):
+    folder = finished_study / "runs/QKV_seed0"
+    for setting in ("data.held_out=0.9", "data.source=python-stdlib"):
+        message = refused(capsys, folder, "--set", setting)
+        assert message.startswith(f"{setting.partition('=')[0]} says which text the run held out")
+    record = json.loads((folder / "record.json").read_text())["validation"]
+    apart = json.loads(run(capsys, "evaluate", str(folder), "--set", "data.packing=separate", "--json").out)
+    assert (apart["bytes"], apart["tokens"]) == (record["bytes"], record["tokens"])
+    assert apart["loss"] != record["loss"]

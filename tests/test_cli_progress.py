@@ -31,11 +31,29 @@ def test_a_line_now_and_then_tells_speed_and_time_left(capsys, clock):
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.splitlines() == [
-        "1 of 2: QKV, seed 0: step 3 of 40, loss 2.500  50 tokens/s, 74 s left",
-        "1 of 2: QKV, seed 0: step 6 of 40, loss 2.500  50 tokens/s, 68 s left",
+        "1 of 2: QKV, seed 0: step 3 of 40, loss 2.500  50 tokens/s, 1 min 14 s left",
+        "1 of 2: QKV, seed 0: step 6 of 40, loss 2.500  50 tokens/s, 1 min 08 s left",
         "1 of 2: QKV, seed 0: evaluated 700 of 2,100 tokens",
         "1 of 2: QKV, seed 0: done in 42 s",
     ]
+
+
+def told(seconds, steps=1000, later=0):
+    """What is said of the time left after each of the first steps, which end at these seconds."""
+    with progress.running("x", later=later, quiet=True) as watcher:
+        return [
+            watcher._estimate(Step(number, steps, number * 100, 2.5, 1e-3, 1.0, second))
+            for number, second in enumerate(seconds, start=1)
+        ]
+
+
+def test_no_estimate_before_there_is_something_to_go_by():
+    assert told([17.0, 17.5, 18.0]) == ["", "", ""]
+    assert told([17.0, 23.0])[-1] == ", 1 h 39 min left"  # five seconds without the first step
+    ten = told([17.0 + number / 10 for number in range(11)])
+    assert ten == [*[""] * 10, ", 1 min 39 s left"]  # ten steps, at the speed of these alone
+    assert told([17.0, 17.5, 18.0], steps=40) == ["", "", ", 18 s left"]  # 5 % of all
+    assert told([17.0, 18.0], steps=11, later=2) == ["", ", 9 s left, all runs about 31 s"]
 
 
 def test_a_terminal_gets_a_bar_and_no_lines(monkeypatch):

@@ -121,6 +121,8 @@ def test_a_temperature_draws_and_the_seed_decides(client, folder, name):
         ({"temperature": -1}, "has to be a strictly positive float"),
         ({"model": "gpt2"}, "Error code: 400"),
         ({"max_tokens": 0}, "must be greater than 0"),
+        ({"messages": []}, "give one message or more"),
+        ({"messages": "hi"}, "Error code: 400"),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
             "this model has no chat template, so it cannot be told of tools",

@@ -184,7 +184,7 @@ def test_show_reads_a_folder_or_a_file_and_writes_nothing(capsys, out):
     assert json.loads(as_json.out) == json.loads(before["results.json"][0])
     lines = study(capsys, "show", out, "--markdown").out.splitlines()
     assert lines[:2] == [SUMMARY_HEAD, "| :-- | --: | --: | --: | --: | --: | :-- |"]
-    assert [line.split(" | ")[0] for line in lines[2:]] == ["| QKV", "| K=V MQA"]
+    assert [line.split(" | ")[0] for line in lines[2:] if line.startswith("|")] == ["| QKV", "| K=V MQA"]
     assert files(out) == before
 
 
@@ -192,7 +192,12 @@ def test_what_is_missing_stands_below_the_table(capsys, out):
     (out / "runs/K=V_MQA_seed0/record.json").unlink()
     shown = study(capsys, "report", out).out
     assert "not finished yet: 1 of 2 runs" in shown
-    assert "trained too little to be compared, no better than that model: QKV" in shown
+    warning = "Trained too little to be compared: QKV does not beat a byte-bigram model"
+    remarks = shown[shown.index(warning) :].splitlines()
+    assert [line.split(":")[0] for line in remarks[1:3]] == ["bigram model of bytes", "not finished yet"]
+    assert f"<h1>{warning}" in (out / "report.html").read_text()
+    assert warning in study(capsys, "show", out).out
+    assert f"\n\n- {warning}" in study(capsys, "show", out, "--markdown").out
     assert "1 of 2 runs are not finished yet" in (out / "report.html").read_text()
 
 
@@ -251,6 +256,13 @@ def test_advise_answers_in_words_and_in_json(capsys, out):
     assert advice["reasons"]
     assert study(capsys, "advise", out / "results.json", "--quality", 0.01).code == 0
     assert files(out) == before
+
+
+def test_advise_says_what_it_needs_and_takes(capsys):
+    told = " ".join(study(capsys, "advise", "--help").out.replace("│", " ").split())
+    assert "what --cache, --quality and --within say: at least one of them is needed" in told
+    assert "of a family, a member's" in told
+    assert "gaps.json" not in told
 
 
 def test_advise_refuses_what_is_no_budget(capsys, out):

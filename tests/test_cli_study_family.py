@@ -142,9 +142,15 @@ def test_report_and_show_print_a_familys_gaps(capsys, family, monkeypatch):
     for place in (family, family / "gaps.json"):
         assert json.loads(study(capsys, "show", place, "--json").out) == kept
     lines = study(capsys, "show", family, "--markdown").out.splitlines()
-    assert lines[0].startswith("| context | size | variant | parameters | bits per byte | to baseline | perplexity |")
-    assert len(lines) == 2 + 8
-    assert study(capsys, "show", family).out.count("K=V MQA") == 4
+    assert lines[0].startswith(
+        "| context | size | variant | parameters | bits per byte | to baseline | perplexity, or gap in % |"
+    )
+    assert len([line for line in lines if line.startswith("|")]) == 2 + 8
+    warning = "Trained too little to be compared, with context 19, size layers 1: K=V MQA does not beat a byte-bigram"
+    assert lines[10:12] == ["", f"- {warning} model."]
+    shown, _, below = study(capsys, "show", family).out.partition("\n\n")
+    assert shown.count("K=V MQA") == 4
+    assert below.startswith(warning)
     drawn = []
     monkeypatch.setattr(look.go.Figure, "to_image", lambda self, **_: drawn.append(self) or b"<svg/>")
     assert study(capsys, "show", family, "--image", family.parent / "x.svg").code == 0

@@ -120,6 +120,33 @@ def test_rows_without_text(tmp_path):
         load_rows(DatasetSource(str(tmp_path), column=COLUMN))
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_saved_dataset_without_rows(tmp_path, streaming):
+    datasets.Dataset.from_dict({COLUMN: []}).save_to_disk(tmp_path)
+    source = DatasetSource(str(tmp_path), column=COLUMN)
+    with pytest.raises(ValueError, match=f"^Cannot read dataset:{tmp_path}, split train: it has no rows"):
+        DatasetStream(source) if streaming else load_rows(source)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_damaged_pages_are_told_in_one_line(tmp_path, streaming):
+    damaged = sorted(parquet(tmp_path).glob("*.parquet"))[1]
+    content = bytearray(damaged.read_bytes())
+    content[4 : len(content) // 3] = bytes(byte ^ 0xFF for byte in content[4 : len(content) // 3])
+    damaged.write_bytes(content)
+    source = DatasetSource(str(tmp_path), column=COLUMN)
+    with pytest.raises(ValueError, match=f"^Cannot read dataset:{tmp_path}, split train: .") as error:
+        list(DatasetStream(source)) if streaming else load_rows(source)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("make", [saved, parquet])
+def test_a_revision_is_of_the_hub(tmp_path, make):
+    source = DatasetSource(str(make(tmp_path)), column=COLUMN, revision="main")
+    with pytest.raises(ValueError, match=r"only the hub has revisions.* leave data\.revision out"):
+        load_rows(source)
+
+
 def test_without_the_library(monkeypatch):
     known = builtins.__import__
 

@@ -30,6 +30,11 @@ def cache(tmp_path_factory):
         yield folder
 
 
+@pytest.fixture(autouse=True)
+def _own_cache_folder():
+    """Here it is one for the whole file, see `cache`."""
+
+
 @pytest.fixture(scope="module")
 def texts():
     return documents(seed=5)
@@ -194,9 +199,49 @@ def test_a_models_folder_brings_its_own_tokenizer(trained, saved, tmp_path):
     assert load_tokenizer(tmp_path / "alone") is BYTES
 
 
-def test_damaged_files_of_a_models_tokenizer(saved, tmp_path):
-    saved.for_transformers().save_pretrained(tmp_path)
-    content = json.loads((tmp_path / "tokenizer.json").read_text())
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content)[:-7])
-    with pytest.raises(ValueError, match=r"^No tokenizer"):
+def test_a_model_that_lost_its_tokenizer(tmp_path):
+    tiny_model(vocab=263).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"holds no tokenizer .* has 263 tokens, where bytes have 257\. Put back"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("tokenizer.json", lambda content: content[:-7]),
+        ("tokenizer.json", lambda content: ""),
+        ("tokenizer.json", lambda content: "{}"),
+        ("tokenizer.json", lambda content: content.replace('"BPE"', '"XYZ"')),
+        ("tokenizer_config.json", lambda content: "[]"),
+        ("tokenizer_config.json", lambda content: json.dumps({**json.loads(content), "eos_token": 5})),
+    ],
+)
+def test_damaged_files_are_told_in_one_line_with_what_to_do(saved, tmp_path, file, damage):
+    saved.for_transformers().save_pretrained(tmp_path)
+    (tmp_path / file).write_text(damage((tmp_path / file).read_text()))
+    for ask, advice in ((load_tokenizer, "Put back the tokenizer's files"), (read_pretrained, "Give bytes, bpe-4096")):
+        with pytest.raises(ValueError, match=r"^No tokenizer '.*[^\n]$") as error:
+            ask(tmp_path if ask is load_tokenizer else str(tmp_path))
+        assert advice in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("damage", [lambda text: "", lambda text: "{}", lambda text: text[: len(text) // 2]])
+def test_a_damaged_tokenizer_in_the_cache_is_trained_again(texts, tmp_path, monkeypatch, damage):
+    monkeypatch.setenv("TWOFOLD_CACHE", str(tmp_path))
+    first = trained_tokenizer.trained_tokenizer(263, texts)
+    (file,) = tmp_path.glob("tokenizers/*/tokenizer.json")
+    file.write_text(damage(file.read_text()))
+    assert trained_tokenizer.trained_tokenizer(263, texts).get_vocab() == first.get_vocab()
+    other = trained_tokenizer.trained_tokenizer(261, texts).backend_tokenizer.to_str()
+    file.write_text(other)  # whole, and of another size
+    assert trained_tokenizer.trained_tokenizer(263, texts).get_vocab() == first.get_vocab()
+
+
+def test_the_fingerprint_is_of_the_tokens_and_not_of_the_network(tmp_path, monkeypatch):
+    folder = save(tmp_path / "one", eos_token="</s>")
+    first = read_pretrained(folder).fingerprint
+    with monkeypatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        assert read_pretrained(folder).fingerprint == first
+    assert read_pretrained(save(tmp_path / "other", extra=1, eos_token="</s>")).fingerprint != first

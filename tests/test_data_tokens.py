@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import large_corpus
 from tiny_study import documents
 from twofold.data import tokens
-from twofold.data.cache_folder import made_once
+from twofold.data.cache_folder import cache_folder, made_once
 from twofold.data.corpus import Document, load_corpus
 from twofold.data.split import by_digest
 from twofold.data.token_file import STARTS_FILE, TOKENS_FILE, tokenise_to_file
@@ -29,6 +29,11 @@ def cache(tmp_path_factory):
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("TWOFOLD_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture(autouse=True)
+def _own_cache_folder():
+    """Here it is one for the whole file, see `cache`."""
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +126,34 @@ def test_a_file_that_lost_its_end_is_made_again(cache):
     newest = max((cache / "tokens").glob(f"*/{TOKENS_FILE}"), key=os.path.getmtime)
     newest.write_bytes(newest.read_bytes()[:-2])
     assert np.array_equal(tokenise_to_file(texts, BYTES).tokens, whole)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: b"{}",
+        lambda content: b"PK\x03\x04" + content,
+        lambda content: content[:40],
+        lambda content: content[:-8],
+        lambda content: content.replace(b"<i8", b"<f8"),
+        lambda content: content[:-16] + content[-8:] + content[-16:-8],
+    ],
+)
+def test_damaged_starts_are_made_again(tmp_path, monkeypatch, damage):
+    monkeypatch.setenv("TWOFOLD_CACHE", str(tmp_path))
+    texts = documents(3, seed=7)
+    whole = tokenise_to_file(texts, BYTES)
+    (file,) = tmp_path.glob(f"tokens/*/{STARTS_FILE}")
+    file.write_bytes(damage(file.read_bytes()))
+    again = tokenise_to_file(texts, BYTES)
+    assert np.array_equal(again.starts, whole.starts)
+    assert np.array_equal(again.tokens, whole.tokens)
+
+
+def test_an_empty_variable_names_no_folder(monkeypatch):
+    monkeypatch.setenv("TWOFOLD_CACHE", "")
+    assert cache_folder() == Path.home() / ".cache" / "twofold"
 
 
 def test_what_fails_half_way_leaves_nothing(tmp_path):

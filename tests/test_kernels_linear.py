@@ -188,6 +188,28 @@ def test_torch_refuses_what_it_refuses():
     for x in (torch.randn(1, 16), torch.randn(1, 17).double()):
         with torch.no_grad(), pytest.raises(RuntimeError):
             layer(x)
+    mixed = DecodeLinear(17, 23)
+    mixed.bias = nn.Parameter(torch.randn(23).bfloat16())
+    with torch.no_grad(), pytest.raises(RuntimeError):
+        mixed(torch.randn(1, 17))
+    flat = DecodeLinear(17, 23, bias=False)
+    flat.weight = nn.Parameter(torch.randn(17))
+    x = torch.randn(2, 17)
+    assert torch.equal(flat(x), F.linear(x, flat.weight))
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 23), (23, 1), ()], ids=str)
+def test_a_bias_that_torch_stretches_is_torchs(calls, shape):
+    layer, x = DecodeLinear(17, 23).requires_grad_(False), torch.randn(23, 17)[:1]
+    layer.bias = nn.Parameter(torch.full(shape, 7.0), requires_grad=False)
+    try:
+        right = F.linear(x, layer.weight, layer.bias)
+    except RuntimeError:
+        with pytest.raises(RuntimeError):
+            layer(x)
+    else:
+        assert torch.equal(layer(x), right)
+    assert not calls
 
 
 @needs_native

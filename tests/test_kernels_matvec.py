@@ -176,8 +176,8 @@ def test_why_torch_serves_instead():
     assert "float16" in obstacle(weight.half(), x, **here)
     assert "float64" in obstacle(weight, x, bias.double(), **here)
     assert "subclass" in obstacle(weight, x.as_subclass(type("Mine", (torch.Tensor,), {})), **here)
-    assert obstacle(nn.Parameter(weight), x, **here) == "a gradient is wanted"
-    assert obstacle(weight, x, bias.clone().requires_grad_(), **here) == "a gradient is wanted"
+    assert obstacle(nn.Parameter(weight), x, **here) == "gradients are wanted"
+    assert obstacle(weight, x, bias.clone().requires_grad_(), **here) == "gradients are wanted"
     with torch.no_grad():
         assert obstacle(nn.Parameter(weight), x, **here) == ""
     with pytest.raises(ValueError, match=r"cannot serve: .*more than 4"):
@@ -227,8 +227,22 @@ def test_scales_and_dtypes_that_do_not_fit_are_refused():
         matvec(weight, torch.zeros(1, 7), None, scales.double())
     with pytest.raises(ValueError, match=r"\[4\] for 5 weight rows"):
         matvec(weight, torch.zeros(1, 7), None, scales[:4])
-    with pytest.raises(ValueError, match=r"x is torch\.int64"):
+    with pytest.raises(ValueError, match=r"x: torch\.int64"):
         matvec(weight, torch.zeros(1, 7, dtype=torch.int64), None, scales)
+    x, floats = torch.zeros(1, 7), torch.zeros(5, 7)
+    with pytest.raises(ValueError, match=r"weights: torch\.int32"):
+        matvec(floats.int(), x)
+    with pytest.raises(ValueError, match=r"weights: torch\.complex64"):
+        matvec(floats.cfloat(), x)
+    with pytest.raises(ValueError, match=r"bias: torch\.complex64"):
+        matvec(floats, x, torch.zeros(5).cfloat())
+    with pytest.raises(ValueError, match="scales on meta and x on cpu"):
+        matvec(weight, x, None, scales.to("meta"))
+
+
+def test_an_unknown_path_is_refused():
+    with pytest.raises(ValueError, match="unknown path 'gpu': choose one of auto, native, plain"):
+        matvec(torch.zeros(5, 7), torch.zeros(1, 7), path="gpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])

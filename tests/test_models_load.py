@@ -59,7 +59,8 @@ def test_the_folder_or_the_one_above_it(place, tmp_path, where):
 def test_no_folder_and_no_model(tmp_path):
     told = ": give a folder that `train` or `study run` wrote"
     assert refused(tmp_path / "nowhere") == " is not a folder" + told
-    assert refused(tmp_path) == " holds no model (no config.json)" + told
+    interrupted = "; one that was interrupted must be finished first, by the same command"
+    assert refused(tmp_path) == " holds no model (no config.json)" + told + interrupted
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", '{"model_type"'])

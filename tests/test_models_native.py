@@ -116,3 +116,22 @@ def test_gradients_through_a_cache_take_the_general_path(taken):
     cache = made(ids[:, :PROMPT], use_cache=True).cache
     made(ids[:, PROMPT : PROMPT + 1], cache=cache).logits.sum()
     assert not taken["steps"]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.*deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # of sizes, which a trace fixes
+@pytest.mark.parametrize("variant", ["QKV", "K=V"])
+def test_a_traced_decode_step_is_right_for_other_tokens(variant, taken):
+    made = model(variant, ("modern", "full")).requires_grad_(False)
+
+    def last(ids):
+        cache = made(ids[:, :PROMPT], use_cache=True).cache
+        return made(ids[:, PROMPT:], cache=cache).logits
+
+    ids = random_ids(2, PROMPT + 1)
+    with torch.no_grad():
+        traced = torch.jit.trace(last, ids, check_trace=False)
+        assert not taken["steps"]
+        others = (ids + 1) % (VOCAB - 1)
+        torch.testing.assert_close(traced(others), last(others), rtol=1e-4, atol=1e-4)
+    assert taken["steps"]

@@ -1,5 +1,6 @@
 """A family's page, table and figure say what its gaps say, and the page is safe and leads to its members."""
 
+import json
 import re
 from urllib.parse import unquote
 
@@ -9,7 +10,7 @@ from synthetic_records import synthetic_record, synthetic_results
 from twofold.report.family import render_family, write_family_report
 from twofold.report.gaps import gap_headings, gap_remarks, gap_rows, gaps_figure
 from twofold.study.axes import Member
-from twofold.study.gaps import Gap, build_gaps
+from twofold.study.gaps import Gap, build_gaps, read_gaps
 
 VARIANTS = {"QKV": 0.0, "K=V": 0.06, "MQA": 0.03}
 MIXED = (0.31, -0.29, 0.17, -0.19, 0.23, -0.21, 0.13, -0.11, 0.07, -0.08, 0.05)
@@ -54,7 +55,7 @@ def test_the_table_has_a_row_for_each_variant_in_each_member():
     shared = gaps.members[0].gap("K=V")
     row = dict(zip(headings, rows[1], strict=True))
     assert row["to baseline"].startswith(f"+{shared.difference.difference:.4f} [")
-    assert row["perplexity"].startswith(f"+{shared.perplexity_gap.percent:.2f} % [+")
+    assert row["perplexity, or gap in %"].startswith(f"+{shared.perplexity_gap.percent:.2f} % [+")
     assert dict(zip(headings, rows[0], strict=True))["to baseline"] == "baseline"
     assert row["cache bytes/token"] == "512"
 
@@ -91,7 +92,7 @@ def test_one_seed_with_few_documents_has_no_interval_and_no_bar():
     few = [synthetic_record(name, bits, names="abc", sizes=(7, 11, 13)) for name, bits in (("QKV", 2.0), ("K=V", 2.1))]
     gaps = family({"context": [64, 128]}, 1, **{"members/context=64": synthetic_results(few)})
     assert gaps.members[0].gap("K=V").perplexity_gap.interval is None
-    assert "[" not in gap_rows(gaps)[1][gap_headings(gaps).index("perplexity")]
+    assert "[" not in gap_rows(gaps)[1][gap_headings(gaps).index("perplexity, or gap in %")]
     trace = next(trace for trace in gaps_figure(gaps).data if trace.name == "K=V")
     assert (trace.error_y.array[0], trace.error_y.arrayminus[0]) == (0, 0)
 
@@ -108,6 +109,27 @@ def test_what_is_missing_is_told_and_left_out_of_the_figure():
     assert {x for trace in gaps_figure(gaps).data for x in trace.x} == {64, 512}
     partly = family(axes, **{"members/context=64": results(64, 1).model_copy(update={"unfinished": 3})})
     assert gap_remarks(partly) == ["Not finished yet with context 64: 3 runs."]
+
+
+def test_members_that_learnt_too_little_are_called_out_first():
+    low = results(128, 3).model_copy(update={"bigram_bits_per_byte": 2.02, "unfinished": 2})
+    gaps = family({"context": [64, 128]}, **{"members/context=128": low})
+    assert [member.untrained for member in gaps.members] == [(), ("K=V", "MQA")]
+    said = "Trained too little to be compared, with context 128: K=V and MQA do not beat a byte-bigram model."
+    assert gap_remarks(gaps)[0] == said
+    page = render_family(gaps)
+    assert "<h1>Trained too little to be compared, in 1 of 2 members: what K=V and MQA lose to QKV" in page
+    assert f"<li>{said}</li>" in page
+    assert "<h1>What K=V and MQA lose to QKV along context</h1>" in render_family(family({"context": [64, 128]}))
+
+
+def test_gaps_of_before_the_warning_are_still_read(tmp_path):
+    gaps = family({"context": [64, 128]})
+    kept = gaps.model_dump(mode="json")
+    for member in kept["members"]:
+        del member["untrained"]
+    (tmp_path / "gaps.json").write_text(json.dumps(kept))
+    assert read_gaps(tmp_path / "gaps.json") == gaps
 
 
 def test_a_sweeps_points_have_a_column():

@@ -59,7 +59,13 @@ def test_notes_name_who_cannot_be_separated():
 def test_models_below_the_bigram_level_are_called_out():
     variants = ("QKV", 2.0, 704), ("MQA", 2.2, 88)
     assert "Both variants beat a byte-bigram model (3.6100" in " ".join(notes(results_of(*variants)))
-    assert "MQA does not beat a byte-bigram model (2.1000" in " ".join(notes(results_of(*variants, bigram=2.1)))
+    found = results_of(*variants, bigram=2.1)
+    assert lead(found) == (
+        "Trained too little to be compared: MQA does not beat a byte-bigram model (2.1000 bits per byte)."
+    )
+    assert notes(found)[0] == f"What the numbers would say: {lead(results_of(*variants))}"
+    assert "bigram" not in " ".join(notes(found))
+    assert ": QKV and MQA do not beat a byte-bigram model (2.0000" in lead(results_of(*variants, bigram=2.0))
 
 
 def test_what_two_savings_cost_together_is_told_where_the_four_are_there():

@@ -2,21 +2,26 @@
 
 import json
 import math
+import shutil
 
 import datasets
 import pytest
 
 from command_line import run
 from local_datasets import COLUMN, json_lines, parquet, saved, stories, texts_of
-from tiny_study import content, documents, make, spec, tiny_model, write_texts
+from tiny_study import content, documents, files, make, spec, tiny_model, write_texts
 from twofold.data.dataset import DatasetSource, load_rows
+from twofold.data.pretrained_tokenizer import pretrained
 from twofold.data.tokenizer import BYTES, choose, load_tokenizer
 from twofold.evaluation.bigram import bigram_bits_per_byte
 from twofold.evaluation.heldout import evaluate
 from twofold.study.data import StudyData
 from twofold.study.data_spec import DataSpec
+from twofold.study.execute import may_go_on
 from twofold.study.load import checked, load_study
+from twofold.study.plan import planned_runs
 from twofold.study.record import read_record
+from twofold.study.results import CorpusRecord
 from twofold.study.texts import SplitTexts, whole_text
 
 
@@ -157,6 +162,85 @@ def test_a_models_own_tokenizer_is_taken_by_evaluate_and_generate(capsys, two_to
     assert f"has no column 'nope': name one with data.column; there are {COLUMN}" in outcome.err
     words = ("--data", source, "--set", f"data.column={COLUMN}", "--json")
     assert json.loads(run(capsys, "evaluate", str(folder), *words).out)["bytes"] == sum(map(len, texts_of(stories())))
+
+
+@pytest.mark.parametrize("verb", ["generate", "evaluate"])
+def test_a_model_whose_tokenizer_is_lost_or_damaged(capsys, two_tokenizers, tmp_path, verb):
+    folder = shutil.copytree(two_tokenizers["bpe-271"], tmp_path / "run")
+    words = (verb, str(folder), *(["def"] if verb == "generate" else []))
+    config = folder / "model/tokenizer_config.json"
+    config.write_text("[]")
+    outcome = run(capsys, *words)
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+    assert "its files are damaged" in outcome.err
+    config.unlink()
+    outcome = run(capsys, *words)
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+    assert "its model has 271 tokens, where bytes have 257" in outcome.err
+
+
+@pytest.mark.parametrize("settings", [(), ("--set", "data.streaming=true")])
+def test_a_dataset_without_rows_is_told_by_evaluate(capsys, two_tokenizers, tmp_path, settings):
+    datasets.Dataset.from_dict({"text": []}).save_to_disk(tmp_path)
+    outcome = run(capsys, "evaluate", str(two_tokenizers["bytes"]), "--data", f"dataset:{tmp_path}", *settings)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert f"Cannot read dataset:{tmp_path}, split train: it has no rows" in outcome.err
+
+
+def permute(folder):
+    """Give two bytes each other's ids, as a tokenizer that was trained again may."""
+    made = json.loads((folder / "tokenizer.json").read_text())
+    words = made["model"]["vocab"]
+    words["a"], words["e"] = words["e"], words["a"]
+    (folder / "tokenizer.json").write_text(json.dumps(made))
+    pretrained.cache_clear()  # as in another process
+
+
+@pytest.fixture
+def own_tokenizer(tmp_path):
+    """A study whose tokenizer is a folder, and that folder."""
+    folder = tmp_path / "tokenizer"
+    BYTES.for_transformers().save_pretrained(folder)
+    texts = write_texts(tmp_path / "texts")
+    pretrained.cache_clear()
+    return spec(texts, data={**content(texts)["data"], "tokenizer": str(folder)}, variants=["QKV"]), folder
+
+
+def test_runs_of_other_tokens_are_not_put_beside_those_of_the_first(own_tokenizer, tmp_path):
+    study, folder = own_tokenizer
+    make(study, tmp_path / "out")
+    more = study.model_copy(update={"seeds": (0, 1)})
+    permute(folder)
+    before = files(tmp_path / "out")
+    with pytest.raises(ValueError, match=r"^the tokenizer is not the one that the runs in [^\n]*$"):
+        make(more, tmp_path / "out")
+    assert files(tmp_path / "out") == before
+    permute(folder)
+    assert make(more, tmp_path / "out") == [("QKV", 1)]
+
+
+def test_an_interrupted_run_of_other_tokens_begins_again(own_tokenizer, tmp_path):
+    study, folder = own_tokenizer
+
+    def stop(step):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(study, tmp_path / "out", at_step=stop)
+    (planned,) = planned_runs(study, tmp_path / "out")
+    assert may_go_on(planned, study, StudyData.load(study))
+    permute(folder)
+    assert not may_go_on(planned, study, StudyData.load(study))
+
+
+def test_of_bytes_nothing_more_is_noted_and_what_was_noted_before_is_read(two_tokenizers):
+    noted = {name: json.loads((folder / "settings.json").read_text()) for name, folder in two_tokenizers.items()}
+    assert "tokenizer" not in noted["bytes"]
+    merged = read_record(two_tokenizers["bpe-271"] / "record.json").configuration["corpus"]
+    assert merged["tokenizer"] == noted["bpe-271"]["tokenizer"] != ""
+    plain = read_record(two_tokenizers["bytes"] / "record.json").configuration["corpus"]
+    assert merged.keys() - plain.keys() == {"tokenizer"}
+    assert CorpusRecord.model_validate(plain).tokenizer == ""
 
 
 @pytest.mark.parametrize(

@@ -127,8 +127,13 @@ def test_what_learnt_nothing_is_not_recommended():
     results = results_of({"QKV": 2.0, "MQA": 1.9}).model_copy(update={"bigram_bits_per_byte": 1.85})
     for budget in (Budget(cache=704), Budget(within=1)):
         found = advise(results, budget)
-        assert (found.answer, found.helps) == ("cannot say", ("more training tokens",))
+        assert (found.answer, found.helps[0]) == ("cannot say", "more training tokens")
+        assert found.helps[1].startswith("more seeds (here 3)")
         assert "byte-bigram" in found.reasons[-1]
+    for seeds, more in ((1, 1), (2, 1), (5, 0)):
+        few = results_of({"QKV": 2.0, "MQA": 1.9}, seeds=seeds).model_copy(update={"bigram_bits_per_byte": 1.85})
+        helps = advise(few, Budget(quality=9)).helps
+        assert sum("more seeds" in one for one in helps) == more
 
 
 def test_the_baseline_that_the_study_names_is_the_one_compared_with():

@@ -18,9 +18,8 @@ from twofold.models.load import load_model
 from twofold.report.headline import notes
 from twofold.study import execute
 from twofold.study.collection import collect_results
-from twofold.study.plan import note_study, planned_runs
+from twofold.study.plan import claimed, note_study, planned_runs
 from twofold.study.record import read_record
-from twofold.study.runner import claimed
 from twofold.training.metrics import read_metrics
 from twofold.variants.layout import cache_bytes
 
@@ -193,7 +192,10 @@ def test_an_interrupted_run_is_not_finished(texts, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         make(spec(texts), out, at_step=stop)
-    assert [run.finished for run in planned_runs(spec(texts), out)] == [False, False]
+    assert [run.state for run in planned_runs(spec(texts), out)] == ["interrupted", "to run"]
+    with claimed(planned_runs(spec(texts), out)[0]):
+        assert [run.state for run in planned_runs(spec(texts), out)] == ["running", "to run"]
+    assert [run.state for run in planned_runs(spec(texts), out)] == ["interrupted", "to run"]
     with pytest.raises(ValueError, match="no run is finished yet"):
         collect_results(out)
     assert make(spec(texts), out) == ALL
@@ -233,10 +235,11 @@ def test_a_run_that_another_process_has_is_waited_for_and_taken_over(texts, tmp_
     out = tmp_path / "out"
     first, second = planned_runs(spec(texts), out)
     note_study(spec(texts), out)
-    claim = claimed(first, out)
+    claim = claimed(first)
     assert claim.__enter__() is True
-    with claimed(first, out) as mine:
+    with claimed(first) as mine:
         assert not mine
+    assert [run.state for run in (first, second)] == ["running", "to run"]
 
     def let_go(step):
         if step.step == STEPS and not second.finished:
@@ -310,7 +313,7 @@ def test_settings_are_not_changed_under_another_process(texts, tmp_path):
     out = tmp_path / "out"
     note_study(spec(texts), out)
     with (
-        claimed(planned_runs(spec(texts), out)[0], out),
+        claimed(planned_runs(spec(texts), out)[0]),
         pytest.raises(ValueError, match=r"another process is at work in .* with other settings"),
     ):
         make(spec(texts, tokens=5), out)

@@ -14,9 +14,9 @@ from twofold.models.architecture import FIELDS
 from twofold.study.collection import collect_results
 from twofold.study.load import parse_study
 from twofold.study.picking import MINIMUM_HELD_OUT, Tried, at_the_edge, halves, picking_bits, reported
-from twofold.study.plan import courses, planned_runs
+from twofold.study.plan import claimed, courses, planned_runs
 from twofold.study.record import DocumentRecord, read_record
-from twofold.study.runner import claimed, run_study
+from twofold.study.runner import run_study
 from twofold.study.sweep import point_slug
 from twofold.training.settings import TrainingSettings
 
@@ -301,7 +301,7 @@ def test_two_runners_share_a_sweep(texts, tmp_path, invented):
 def test_the_last_try_of_another_process_is_waited_for(texts, tmp_path, invented):
     study, out = spec(texts, seeds=[4, 7], variants=["QKV"], **SWEEP), tmp_path / "out"
     last = planned_runs(study, out)[-1]
-    claim = claimed(last, out)
+    claim = claimed(last)
     run_study(study.model_copy(update={"variants": ("K=V",)}), out, COMMAND, Watched())
     assert claim.__enter__() is True
     seen = []

@@ -14,7 +14,7 @@ from twofold.data.packing import Windows
 from twofold.data.tokenizer import BYTES
 from twofold.data.tokens import tokenise
 from twofold.training import checkpoints
-from twofold.training.metrics import METRICS_FILE, read_metrics
+from twofold.training.metrics import METRICS_FILE, MetricsCallback, Step, read_metrics
 from twofold.training.run import train
 from twofold.training.settings import TrainingSettings
 
@@ -185,3 +185,24 @@ def test_a_trained_model_caches_as_before(tmp_path):
     train(model, WINDOWS, how, tokens=1, context=CONTEXT, seed=0, folder=tmp_path)
     assert model.config.use_cache
     assert model.eval()(torch.tensor([[1, 2]])).cache is not None
+
+
+def test_killed_before_its_next_step_it_still_has_the_earlier_ones(tmp_path):
+    """The file as another process sees it, with nothing closed or flushed yet."""
+    steps = [Step(n, 9, 10 * n, 2.0, 1e-3, 1.0, n / 7) for n in (1, 2, 3)]
+    callback = MetricsCallback(tmp_path / METRICS_FILE, 10, None, steps)
+    callback.on_train_begin(None, None, None)
+    assert read_metrics(tmp_path) == steps
+    assert [path.name for path in tmp_path.iterdir()] == [METRICS_FILE]
+    callback.close()
+
+
+@pytest.mark.parametrize("left", [0, 3])
+def test_where_metrics_are_lost_the_run_starts_again(tmp_path, whole, left):
+    with pytest.raises(KilledError):
+        run(tmp_path, stop_at=9)
+    file = tmp_path / METRICS_FILE
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:left]))
+    said = []
+    assert_equal(run(tmp_path, said=said), whole)
+    assert any("lacks steps" in line for line in said)

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from twofold.cache.kept import KeptRows
-from twofold.kernels import native
+from twofold.kernels import direct, native
 from twofold.kernels.decode import decode_attention
 from twofold.kernels.decode_native import MOST_POSITIONS
 from twofold.variants.layout import RowLayout
@@ -36,6 +36,7 @@ def decode_mask(
         or cache.get_seq_length() == 0  # asked first: a compiled prefill then takes prompts of any length
         or x_BTM.shape[1] > MOST_POSITIONS
         or (torch.is_grad_enabled() and x_BTM.requires_grad)
+        or direct.watched()
     ):
         return None
     if attention_mask is None:

@@ -115,7 +115,7 @@ def _beside(row: Row, first: Row) -> Row:
     """The row with the first variant's as its alternative."""
     assert row.resident_bytes is not None
     assert first.resident_bytes is not None
-    ratio = first.resident_bytes / row.resident_bytes
+    ratio = first.resident_bytes / row.resident_bytes if row.resident_bytes else None  # less than a page
     return row.model_copy(update={"alternative": first.variant, "ratio": ratio})
 
 

@@ -22,11 +22,11 @@ class Slope(NamedTuple):
 
 
 def slopes(record: BenchRecord) -> list[Slope]:
-    """One for each of our variants, then for each alternative, of a record of `generate`; none for one context."""
+    """One for each of our variants, then for each alternative, of a record of `generate`; none below three contexts."""
     found = []
     for subject, points in lines(record).items():
         contexts = [row.context or 0 for row, _ in points]
-        if len(set(contexts)) < 2:
+        if len(set(contexts)) < 3:
             continue
         slope = float(np.polyfit(contexts, [milliseconds for _, milliseconds in points], 1)[0])
         found.append(Slope(subject, 1e6 * slope, _at_bandwidth(record, subject, [row for row, _ in points])))

@@ -53,7 +53,7 @@ def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """The dtype to keep rows in, which may be given by name. Raises ValueError for one that cannot keep them."""
     found = DTYPES_BY_NAME.get(dtype) if isinstance(dtype, str) else dtype
     if dtype is not None and found not in DTYPES:
-        raise ValueError(f"rows can be kept in {', '.join(str(known) for known in DTYPES)}, and not in {dtype}")
+        raise ValueError(f"rows can be kept in {', '.join(DTYPES_BY_NAME)}, and not in {dtype}")
     return found
 
 

@@ -35,7 +35,7 @@ def _examples(*lines: str) -> str:
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Quick = Annotated[bool, typer.Option("--quick", help="A few sizes and repeats, in less than a minute.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A few sizes and repeats: about a minute.")]
 Repeats = Annotated[
     int | None,
     typer.Option(min=1, help="Rounds; each times ours and every alternative once.", show_default="by bench; quick: 3"),
@@ -190,6 +190,10 @@ def _run(
 
     as_json, out, image = wanted
     check_writable((out, image))
+    if image is not None:
+        from twofold.report.look import check_drawable
+
+        check_drawable(image)  # now, and not after minutes of measuring
     quiet_libraries()
     with _measuring(bench) as watch:
         watch(0, 0, "the machine's roof")
@@ -210,11 +214,11 @@ def _run(
 
 
 def _print(record: BenchRecord, as_json: bool, image: Path | None) -> None:
-    _draw(record, image)
     if as_json:
         print_json(record.model_dump(mode="json"))
     else:
         show(summary(record), "", *remarks(record))
+    _draw(record, image)
 
 
 def _draw(record: BenchRecord, image: Path | None) -> None:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from twofold.bench.record import BenchRecord, Machine, Row
 
 LEFT = ("measured", "alternative")
+BUSY = 0.75
+"""Load average for each thread, before a run, from which its figures say more about others' work."""
 
 
 def _number(value: float | None, form: str) -> str | None:
@@ -58,7 +60,7 @@ def markdown(record: BenchRecord) -> str:
 
 def remarks(record: BenchRecord) -> list[str]:
     """How to read the table, where it was measured, what is missing, and slopes where there are any."""
-    return [*_method(record), *_slopes(record), _where(record.machine), *record.left_out]
+    return [*_method(record), *_slopes(record), _where(record.machine), *_disturbed(record.machine), *record.left_out]
 
 
 def _table(record: BenchRecord) -> tuple[list[str], list[list[str]]]:
@@ -86,9 +88,24 @@ def _slopes(record: BenchRecord) -> list[str]:
         return []
     found = []
     for slope in slopes(record):
-        bound = "" if slope.at_bandwidth is None else f" (its rows at the read bandwidth: {slope.at_bandwidth:.1f})"
-        found.append(f"{slope.subject}: {slope.per_thousand:+.1f} μs per token for 1,000 tokens of context{bound}")
+        bound = (
+            "" if slope.at_bandwidth is None else f" (its rows at the read bandwidth: {slope.at_bandwidth / 1e3:.3f})"
+        )
+        found.append(
+            f"{slope.subject}: {slope.per_thousand / 1e3:+.3f} ms per token for 1,000 tokens of context{bound}"
+        )
     return found
+
+
+def _disturbed(machine: Machine) -> list[str]:
+    """A warning where others kept the processor busy before the run began."""
+    before = None if machine.load_average is None else machine.load_average[0]
+    if before is None or before <= BUSY * machine.threads:
+        return []
+    return [
+        f"NOT RELIABLE: others kept this machine busy (load average {before:.1f} with {machine.threads} threads before "
+        "the run); measure again when it is quiet"
+    ]
 
 
 def _where(machine: Machine) -> str:

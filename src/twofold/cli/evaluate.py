@@ -25,6 +25,9 @@ EXAMPLES = """[bold]Examples[/bold]
 PARTS = ("data",)
 """Parts of a study file whose keys `--set` takes."""
 
+WINDOWS = ("context", "packing")
+"""Keys of `data` that say how a text is cut, and not which text it is."""
+
 TOLERATED = 0.5
 """Percent of bits per byte that a cache's rounding may cost without a warning."""
 
@@ -43,7 +46,7 @@ def evaluate(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Keys of a dataset, such as data.column=story or data.split=test; may be given again.",
+            help="With --data any key of data, such as data.column=story; without, data.packing. May be given again.",
             show_default=False,
         ),
     ] = None,
@@ -126,12 +129,26 @@ def _text(model: Path, data: str | None, settings: list[str], stages: Stages) ->
     if data is not None:
         own = {key: own[key] for key in ("context", "packing", "tokenizer") if key in own} | {"source": data}
     # A study around it, so that a fault is explained as in a study file; its model takes any context.
-    content = {"name": "evaluate", "variants": ["QKV"], "tokens": 1, "model": {"positions": 2**31}, "data": own}
+    content = {"name": "evaluate", "variants": ["QKV"], "tokens": 1, "model": {"positions": 2**31}, "data": dict(own)}
     apply_settings(content, settings, PARTS)
     spec = checked(content).data
-    if record is None or data is not None or settings:
+    if record is None or data is not None:
         return whole_text(spec, stages), spec
+    _check_same_text(spec, own)
     texts = SplitTexts.read(spec, stages)
     if texts.corpus.sha256 != record.configuration["corpus"]["sha256"]:
         raise ValueError(f"{spec.source} has changed since the run, which held out other texts: give text with --data")
     return texts.held_out, spec
+
+
+def _check_same_text(spec: DataSpec, own: dict[str, Any]) -> None:
+    """The run's held-out text may be cut otherwise; with another split, what it was trained on could be scored."""
+    from twofold.study.data_spec import DataSpec
+
+    of_run = DataSpec.model_validate(own).model_dump(exclude=set(WINDOWS))
+    changed = [name for name, value in of_run.items() if getattr(spec, name) != value]
+    if changed:
+        raise ValueError(
+            f"data.{changed[0]} says which text the run held out, and stays as it was: without --data only "
+            f"{' and '.join(f'data.{name}' for name in WINDOWS)} may be set"
+        )

@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
+from twofold.report.formats import duration_text
 from twofold.training.metrics import Step
 
 SECONDS_BETWEEN_LINES = 10.0
+# An estimate stands on one of these, counted after the first step, which also pays for what is done once.
+STEADY_STEPS, STEADY_SHARE, STEADY_SECONDS = 10, 0.05, 5.0
 
 
 def quiet_libraries() -> None:
@@ -34,7 +37,6 @@ def running(title: str, *, later: int = 0, quiet: bool = False) -> Iterator[RunP
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f} %  {task.fields[figures]}", markup=False),
-        TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         try:
@@ -44,7 +46,7 @@ def running(title: str, *, later: int = 0, quiet: bool = False) -> Iterator[RunP
                 f"{title}: the same command goes on from the last checkpoint, if there is one", soft_wrap=True
             )
             raise
-    console.print(f"{title}: done in {time.monotonic() - started:.0f} s", soft_wrap=True)
+    console.print(f"{title}: done in {duration_text(time.monotonic() - started)}", soft_wrap=True)
 
 
 @contextmanager
@@ -85,16 +87,25 @@ class RunProgress:
         self._training = bar.add_task(f"{title}: training", total=None, figures="")
         self._evaluating = bar.add_task(f"{title}: evaluating", total=None, figures="", visible=False)
         self._line_due = time.monotonic() + SECONDS_BETWEEN_LINES
+        self._first: Step | None = None
 
     def trained(self, step: Step) -> None:
         """After every optimizer step."""
-        whole = step.steps * step.seconds / step.step
-        left = whole - step.seconds
-        figures = f"loss {step.loss:.3f}  {step.tokens_per_second:,.0f} tokens/s"
-        if self.later:
-            figures += f", all runs about {(left + self.later * whole) / 60:.0f} min"
+        figures = f"loss {step.loss:.3f}  {step.tokens_per_second:,.0f} tokens/s{self._estimate(step)}"
         self.bar.update(self._training, completed=step.step, total=step.steps, figures=figures)
-        self._line(f"step {step.step:,} of {step.steps:,}, {figures}, {left:.0f} s left")
+        self._line(f"step {step.step:,} of {step.steps:,}, {figures}")
+
+    def _estimate(self, step: Step) -> str:
+        """How long this run's training takes yet, and that of all runs; empty until there is something to go by."""
+        self._first = self._first or step  # of this process, which may go on from a checkpoint
+        steps, seconds = step.step - self._first.step, step.seconds - self._first.seconds
+        if not steps or (steps < min(STEADY_STEPS, STEADY_SHARE * step.steps) and seconds < STEADY_SECONDS):
+            return ""
+        left = (step.steps - step.step) * seconds / steps
+        text = f", {duration_text(left)} left"
+        if self.later:
+            text += f", all runs about {duration_text(left + self.later * step.steps * seconds / steps)}"
+        return text
 
     def evaluated(self, tokens: int, total: int) -> None:
         """After every batch of held-out text."""

@@ -95,9 +95,11 @@ def application(model: TwofoldForCausalLM, tokenizer: PreTrainedTokenizerFast, n
     )
 
     def answer(error: Exception, status: int, kind: str) -> JSONResponse:
-        return JSONResponse({"error": {"message": str(error), "type": kind}}, status_code=status)
+        said = str(error).encode("ascii", "backslashreplace").decode()  # half a surrogate pair cannot be sent back
+        return JSONResponse({"error": {"message": said, "type": kind}}, status_code=status)
 
-    app.add_exception_handler(ValueError, lambda _, error: answer(error, 400, "invalid_request_error"))
+    for fault in (ValueError, TypeError, KeyError):  # the last two are what transformers makes of a malformed request
+        app.add_exception_handler(fault, lambda _, error: answer(error, 400, "invalid_request_error"))
     app.add_exception_handler(EndedError, lambda _, error: answer(error, 503, "server_error"))
     return app
 
@@ -129,7 +131,10 @@ def serving_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         def as_text(messages: list[dict[str, Any]], tools: list[Any] | None = None, **_: Any) -> Any:
             if tools:
                 raise ValueError("this model has no chat template, so it cannot be told of tools: leave them out")
-            return tokenizer("\n".join(message["content"] for message in messages), return_tensors="pt")
+            texts: list[str] = [m["content"] for m in messages if isinstance(m.get("content"), str)]
+            if not texts or len(texts) < len(messages):
+                raise ValueError("give one message or more, each with a text as its content")
+            return tokenizer("\n".join(texts), return_tensors="pt")
 
         # A template in Jinja could not write the end token: what looks like it in a text is ordinary bytes.
         tokenizer.apply_chat_template = as_text

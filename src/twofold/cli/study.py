@@ -11,7 +11,7 @@ import typer
 
 from twofold.cli.output import print_json, show, table
 from twofold.cli.quantities import parse_bytes
-from twofold.cli.study_show import SHOW_EXAMPLES, AsJson, ResultsPath, read_one, show_results, sweep_part
+from twofold.cli.study_show import SHOW_EXAMPLES, AsJson, read_one, show_results, sweep_part
 from twofold.cli.study_tables import advice_lines, gap_table, in_terminal, remarks, summary
 
 if TYPE_CHECKING:
@@ -90,7 +90,9 @@ app.command("show", epilog=SHOW_EXAMPLES)(show_results)
 
 @app.command("advise", epilog=ADVISE_EXAMPLES)
 def advise_on(
-    results: ResultsPath,
+    results: Annotated[
+        Path, typer.Argument(help="A results.json, or the folder that holds one: of a family, a member's.")
+    ],
     cache: Annotated[
         str | None, typer.Option(help="Cache bytes per token, at most: 1024, 1KiB.", show_default=False)
     ] = None,
@@ -100,7 +102,10 @@ def advise_on(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The variant to take for a budget, with the reasons, or that the data cannot say. Writes nothing."""
+    """The variant to take for a budget, with the reasons, or that the data cannot say. Writes nothing.
+
+    The budget is what --cache, --quality and --within say: at least one of them is needed.
+    """
     from twofold.study.recommendation import Budget, advise
 
     budget = Budget(cache=None if cache is None else parse_bytes(cache), quality=quality, within=within)

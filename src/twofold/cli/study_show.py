@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twofold.cli.output import print_json, show
-from twofold.cli.study_tables import Lines, gap_table, in_markdown, in_terminal, progress_table, summary, sweep_points
+from twofold.cli.study_tables import (
+    Lines,
+    gap_table,
+    in_markdown,
+    in_terminal,
+    progress_table,
+    summary,
+    sweep_points,
+    warnings,
+)
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -75,7 +85,7 @@ def show_results(
     if isinstance(found, Gaps):
         if sweep or to_loss is not None:
             raise ValueError(_of_one_member(found, results))
-        _show_table(found, gap_table(found), as_markdown, as_json)
+        _show_table(found, gap_table(found), as_markdown, as_json, warnings(found))
         return
     if to_loss is not None:
         from twofold.study.progress_to_loss import progress_to
@@ -90,7 +100,7 @@ def show_results(
         tried = [one.model_dump(mode="json") for one in found.sweep]
         _show_table(tried, sweep_points(found), as_markdown, as_json)
     else:
-        _show_table(found, summary(found), as_markdown, as_json)
+        _show_table(found, summary(found), as_markdown, as_json, warnings(found))
         if found.sweep and not as_markdown and not as_json:
             show("", *sweep_part(found))
 
@@ -149,13 +159,13 @@ def _drawing(found: Results | Gaps, figure: Figure | None, path: Path) -> go.Fig
     return differences_figure(found) if figure is Figure.DIFFERENCES else frontier_figure(found)
 
 
-def _show_table(found: Any, lines: Lines, as_markdown: bool, as_json: bool) -> None:
+def _show_table(found: Any, lines: Lines, as_markdown: bool, as_json: bool, below: Sequence[str] = ()) -> None:
     if as_json:
         print_json(found.model_dump(mode="json") if hasattr(found, "model_dump") else found)
     elif as_markdown:
-        typer.echo(in_markdown(lines))
+        typer.echo("\n".join([in_markdown(lines), *([""] if below else []), *(f"- {line}" for line in below)]))
     else:
-        show(in_terminal(lines))
+        show(in_terminal(lines), *([""] if below else []), *below)
 
 
 def sweep_part(results: Results) -> list[Any]:

@@ -37,18 +37,28 @@ def plan_table(rows: list[dict[str, Any]], keys: Sequence[str]) -> Table:
 
 
 def remarks(results: Results) -> list[str]:
-    """What belongs to the table: the level to beat, how two savings go together, and what is missing."""
+    """What belongs to the table: who was trained too little, the level to beat, how two savings go together, and what
+    is missing.
+    """
     from twofold.report.formats import interaction_text
 
-    level = results.bigram_bits_per_byte
-    untrained = [e.label for e in results.summary if e.bits_per_byte.mean >= level]
-    found = [f"bigram model of bytes: {level:.3f} bits per byte"]
-    if untrained:
-        found.append(f"trained too little to be compared, no better than that model: {', '.join(untrained)}")
+    found = warnings(results)
+    found.append(f"bigram model of bytes: {results.bigram_bits_per_byte:.3f} bits per byte")
     found += [interaction_text(one) for one in results.interactions]
     if results.unfinished:
         found.append(f"not finished yet: {results.unfinished} of {results.total} runs")
     return found + [f"{f.label}, seed {f.seed} diverged: {f.reason}" for f in results.diverged]
+
+
+def warnings(found: Results | Gaps) -> list[str]:
+    """What must not be overlooked whichever way the table of a study or of a family is shown."""
+    from twofold.report.gaps import gap_remarks
+    from twofold.report.headline import untrained
+    from twofold.study.gaps import Gaps
+
+    if isinstance(found, Gaps):
+        return gap_remarks(found)
+    return [untrained(found)] if found.untrained else []
 
 
 HEADINGS = ("variant", "parameters", "bits per byte", "to baseline", "cache bytes/token", "of largest", "verdict")

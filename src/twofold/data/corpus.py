@@ -144,7 +144,7 @@ def _find(source: str) -> tuple[Path, list[str]]:
     if not wildcards:
         raise ValueError(
             f"There is no file or folder {source!r} (looked for {path.absolute()}): give a path, a glob such as "
-            f"'texts/**/*.txt', or one of {STANDARD_LIBRARY!r} and {STANDARD_FUNCTIONS!r}."
+            f"'texts/**/*.txt', {STANDARD_LIBRARY!r}, {STANDARD_FUNCTIONS!r}, or dataset:NAME_OR_FOLDER."
         )
     root = Path(*path.parts[: wildcards[0]])
     return root, _matches(root, "/".join(path.parts[wildcards[0] :]))

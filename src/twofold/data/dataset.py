@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -75,7 +75,7 @@ def load_rows(source: DatasetSource, progress: Callable[[int, int], None] | None
     rows, _ = open_rows(source, streaming=False)
     documents = []
     first = 0
-    for batch in rows.iter(batch_size=_ROWS_AT_ONCE):
+    for batch in each(rows.iter(batch_size=_ROWS_AT_ONCE), source):
         texts = batch[source.column]
         for index, text in enumerate(texts, start=first):
             content = text_of(text, source, index)
@@ -123,12 +123,23 @@ def open_rows(source: DatasetSource, *, streaming: bool) -> tuple[Any, str]:
     return rows.select_columns([source.column]), fingerprint
 
 
+def each(rows: Iterable[dict[str, Any]], source: DatasetSource) -> Iterator[dict[str, Any]]:
+    """The rows, or batches of them, one after another. ValueError in one line for what cannot be read."""
+    with _one_line(source):
+        yield from rows
+
+
 def _open(source: DatasetSource, streaming: bool) -> tuple[Dataset | IterableDataset, str]:
     import datasets
 
     path = Path(os.path.expanduser(source.name))  # noqa: PTH111 – unlike Path's, it leaves an unknown ~ as it is
+    if source.revision and path.exists():
+        raise ValueError("only the hub has revisions, and this is a folder or file: leave data.revision out")
     if any((path / name).is_file() for name in _SAVED_FILES):
-        saved = datasets.load_from_disk(str(path))
+        try:
+            saved = datasets.load_from_disk(str(path))
+        except IndexError as error:  # its way to say so
+            raise ValueError("it has no rows, or one of its splits has none") from error
         if isinstance(saved, datasets.DatasetDict):
             if source.split not in saved:
                 raise ValueError(f"there is no split {source.split!r}, only {', '.join(saved)}")
@@ -156,11 +167,11 @@ def _require_library() -> None:
 @contextmanager
 def _one_line(source: DatasetSource) -> Iterator[None]:
     """Faults of the library, which raises errors of many kinds and lengths, as ValueErrors in one line."""
-    import datasets
+    from datasets.exceptions import DatasetsError
 
     try:
         yield
-    except (ValueError, OSError, KeyError, ImportError, datasets.exceptions.DatasetsError) as error:
+    except (ValueError, OSError, KeyError, ImportError, NotImplementedError, DatasetsError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         advice = ""
         if isinstance(error, ConnectionError):

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+ADVICE = (
+    "Give bytes, bpe-4096 (or another size), the folder of a saved tokenizer, or a name on the Hugging Face hub; "
+    "without a network, save it where there is one (AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)) and "
+    "give the folder"
+)
+"""What to do for a tokenizer that cannot be read."""
+
+
 class PretrainedTokenizer:
     """Encodes without special tokens, whose characters in a text stay text; its end-of-text token ends documents."""
 
@@ -74,22 +82,24 @@ def pretrained(name: str) -> PretrainedTokenizer:
     return read_pretrained(name)
 
 
-def read_pretrained(name: str) -> PretrainedTokenizer:
+def read_pretrained(name: str, advice: str = ADVICE) -> PretrainedTokenizer:
     """The tokenizer of a folder or of that name on the hub; code from the hub is never run.
 
-    Raises ValueError where there is none, or where the hub cannot be reached.
+    Raises ValueError, which ends in `advice`, where there is none, where its files are damaged, or where the hub cannot
+    be reached.
     """
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, split_special_tokens=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # damaged files raise errors of any kind, in `tokenizers` a bare Exception
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(
-            f"No tokenizer {name!r}: {reason.rstrip('.')}. Give bytes, bpe-4096 (or another size), the folder of a "
-            "saved tokenizer, or a name on the Hugging Face hub; without a network, save it where there is one "
-            "(AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)) and give the folder"
-        ) from error
+        if not isinstance(error, (OSError, ValueError, ImportError)):
+            reason = f"its files are damaged ({reason})"
+        raise ValueError(f"No tokenizer {name!r}: {reason.rstrip('.')}. {advice}") from error
+    # How it was reached is no part of it: saved, they would tell the same tokenizer apart with and without a network.
+    for passing in ("is_local", "local_files_only"):
+        tokenizer.init_kwargs.pop(passing, None)
     return PretrainedTokenizer(name, tokenizer)
 
 

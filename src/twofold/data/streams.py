@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from twofold.data.corpus import Document
-from twofold.data.dataset import DatasetSource, open_rows, row_name, text_of
+from twofold.data.dataset import DatasetSource, each, open_rows, row_name, text_of
 
 if TYPE_CHECKING:
     from datasets import IterableDataset
@@ -75,7 +75,7 @@ class DatasetStream:
         self._not_begun = state
         self._rows.load_state_dict(state["dataset"])
         self._row = state["row"]
-        return self._read(iter(self._rows))
+        return self._read(each(iter(self._rows), self.source))
 
     def _read(self, rows: Iterator[dict[str, Any]]) -> Iterator[tuple[int, bytes]]:
         for row in rows:

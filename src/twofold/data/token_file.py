@@ -26,11 +26,12 @@ def tokenise_to_file(
     the file. The file is found by the hashes of the documents in their order and by `Tokenizer.fingerprint`.
     """
     digests = (document.digest for document in documents)
+    kind = token_type(tokenizer)
     name = key("tokens", FORMAT, tokenizer.fingerprint, digests=digests)
 
     def make(folder: Path) -> None:
         lengths = []
-        end = np.array([tokenizer.end], dtype=token_type(tokenizer)).tobytes()
+        end = np.array([tokenizer.end], dtype=kind).tobytes()
         with (folder / TOKENS_FILE).open("wb") as file:
             file.write(end)
             for tokens in encoded(documents, tokenizer, progress):
@@ -40,15 +41,20 @@ def tokenise_to_file(
         np.save(folder / STARTS_FILE, starts_of(lengths))
 
     def is_whole(folder: Path) -> bool:
-        files = (folder / TOKENS_FILE, folder / STARTS_FILE)
-        if not all(file.is_file() for file in files):
+        try:
+            starts = _starts(folder)
+            size = (folder / TOKENS_FILE).stat().st_size
+        except (OSError, ValueError):  # absent, or damaged
             return False
-        return files[0].stat().st_size == _starts(folder)[-1] * token_type(tokenizer).itemsize
+        if starts.dtype != np.int64 or starts.shape != (len(documents) + 1,):
+            return False
+        return starts[0] == 1 and bool((np.diff(starts) > 0).all()) and size == starts[-1] * kind.itemsize
 
     folder = made_once(cache_folder() / "tokens" / name, make, is_whole)
-    tokens = np.memmap(folder / TOKENS_FILE, dtype=token_type(tokenizer), mode="r")
+    tokens = np.memmap(folder / TOKENS_FILE, dtype=kind, mode="r")
     return TokenStream(tokens, _starts(folder))
 
 
 def _starts(folder: Path) -> np.ndarray:
-    return np.load(folder / STARTS_FILE, allow_pickle=False)
+    with (folder / STARTS_FILE).open("rb") as file:
+        return np.lib.format.read_array(file, allow_pickle=False)

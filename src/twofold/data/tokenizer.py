@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 BYTES_NAME = "bytes"
 LARGEST_BPE = 2**20
+TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
 class Tokenizer(Protocol):
@@ -104,15 +106,23 @@ def choose(
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer that was saved in a model's folder; that of bytes where it is the one, or where there is none.
+    """The tokenizer that was saved in a model's folder; that of bytes where it is the one.
 
-    Raises ValueError where its files are damaged.
+    A folder without one has that of bytes too, if its model's vocabulary is theirs. Raises ValueError where it is not,
+    or where the tokenizer's files are damaged.
     """
     from twofold.data.pretrained_tokenizer import read_pretrained
 
-    if not (folder / "tokenizer_config.json").is_file():
+    advice = "Put back the tokenizer's files that were saved with the model, or train it again"
+    if not (folder / TOKENIZER_CONFIG).is_file():
+        size = json.loads((folder / "config.json").read_bytes())["vocab_size"]
+        if size != byte_tokens.VOCABULARY:
+            raise ValueError(
+                f"{folder} holds no tokenizer (no {TOKENIZER_CONFIG}), and its model has {size:,} tokens, where bytes "
+                f"have {byte_tokens.VOCABULARY}. {advice}"
+            )
         return BYTES
-    saved = read_pretrained(str(folder.resolve()))
+    saved = read_pretrained(str(folder.resolve()), advice)
     # Only `BYTES` takes bytes that are no text, as a prompt may hold.
     same = saved.for_transformers().get_vocab() == byte_tokens.byte_tokenizer().get_vocab()
     return BYTES if same else saved

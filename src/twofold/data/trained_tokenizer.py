@@ -50,8 +50,17 @@ def trained_tokenizer(
             )
         made.save(str(folder / TOKENIZER_FILE))
 
-    folder = made_once(cache_folder() / "tokenizers" / name, make, lambda place: (place / TOKENIZER_FILE).is_file())
+    folder = made_once(cache_folder() / "tokenizers" / name, make, lambda place: _is_whole(place, size))
     return ended_by_end(tokenizers.Tokenizer.from_file(str(folder / TOKENIZER_FILE)))
+
+
+def _is_whole(folder: Path, size: int) -> bool:
+    import tokenizers
+
+    try:
+        return tokenizers.Tokenizer.from_file(str(folder / TOKENIZER_FILE)).get_vocab_size() == size
+    except Exception:  # the library has no narrower one for a file that is damaged or absent
+        return False
 
 
 def _beginning(documents: Sequence[Document]) -> Sequence[Document]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from twofold.kernels import decode_native, decode_triton, native, plain
+from twofold.kernels import decode_native, decode_triton, direct, native, plain
 from twofold.kernels.step import Step
 
 PATHS = ("auto", "native", "triton", "plain")
@@ -49,8 +49,8 @@ def decode_attention(
       read, in pairs (i, i + r/2). Row s stands at position s − start + `first_position`; queries come turned to theirs.
 
     `path` is "auto" or one of "native", "triton" and "plain"; see `choose`. Only plain has gradients. Raises
-    ValueError, with the numbers that disagree, for shapes, spans, dtypes or limits that do not fit, and for a path
-    that cannot do it.
+    ValueError, with the numbers that disagree, for shapes, spans, dtypes, devices or limits that do not fit, and for a
+    path that cannot do it.
     """
     step = Step(
         query_BHTD,
@@ -73,7 +73,8 @@ def decode_attention(
     chosen = choose(step, path)[0]
     if chosen == "native":
         return decode_native.attend(step)
-    if query_BHTD.is_cpu and not torch.compiler.is_compiling() and (starts_B is not None or lengths_B is not None):
+    limited = starts_B is not None or lengths_B is not None
+    if limited and query_BHTD.is_cpu and not (torch.compiler.is_compiling() or direct.watched()):
         step.check_contents()
     return decode_triton.attend(step) if chosen == "triton" else plain.attend(step)
 
@@ -90,6 +91,8 @@ def choose(step: Step, path: str = "auto") -> tuple[str, str]:
         return "plain", "it was asked for"
     fast = ("triton" if step.query.is_cuda else "native") if path == "auto" else path
     obstacle = (decode_triton if fast == "triton" else decode_native).obstacle(step)
+    if step.query.shape[1] == 0:
+        obstacle = "there are no query heads"
     if obstacle is None:
         return fast, "it reads each row once"
     if path == fast:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from twofold.kernels import native
+from twofold.kernels import direct, native
 from twofold.kernels.step import Step, misplaced
 
 MOST_POSITIONS = 8
@@ -30,7 +30,7 @@ def attend(step: Step) -> Tensor:
 
     Raises ValueError where a start or a length does not lie in the rows.
     """
-    if type(step.query) is Tensor and not torch.compiler.is_compiling():
+    if type(step.query) is type(step.heads) is Tensor and not torch.compiler.is_compiling():
         return _attend(*step)  # the way through the dispatcher takes longer than a short context
     return torch.ops.twofold.decode_attention(*step)
 
@@ -51,11 +51,7 @@ def obstacle(step: Step) -> str | None:
         return f"key and value must have a multiple of 8 dims: {', '.join(f'[{a}:{b})' for a, b in parts)}"
     if heads.stride(3) != 1 or (shared is not None and shared.stride(2) != 1):
         return "the numbers of a row are not contiguous"
-    if torch.is_grad_enabled() and (
-        query.requires_grad or heads.requires_grad or (shared is not None and shared.requires_grad)
-    ):
-        return "gradients are wanted"
-    return None
+    return direct.obstacle(*step.tensors) or None
 
 
 def _attend(

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from twofold.kernels import direct
 from twofold.kernels.decode_native import MOST_POSITIONS
 from twofold.kernels.step import Step
 
@@ -70,9 +71,7 @@ def obstacle(step: Step) -> str | None:
         return f"a tile {widest} numbers wide is more than {_MOST_COLUMNS}"
     if heads.stride(3) != 1 or (shared is not None and shared.stride(2) != 1):
         return "the numbers of a row are not contiguous"
-    if torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in (query, heads, shared)):
-        return "gradients are wanted"
-    return None
+    return direct.obstacle(*step.tensors) or None
 
 
 def _device_obstacle(step: Step) -> str | None:

@@ -33,6 +33,7 @@ class DecodeLinear(nn.Linear):
             obstacle(weight, input, bias)
             or input.shape[-1] != weight.shape[1]
             or input.dtype != weight.dtype
+            or (bias is not None and input.dtype != bias.dtype)
             or torch.is_autocast_enabled("cpu")
         ):
             return F.linear(input, weight, bias)

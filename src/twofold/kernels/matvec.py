@@ -10,19 +10,19 @@ rounded to x's dtype, where that is bfloat16).
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
-from twofold.kernels import native
+from twofold.kernels import direct, native
 
 MAX_TOKENS = 4
 """Vectors that one call of the native product takes."""
 
 Path = Literal["auto", "native", "plain"]
+_PATHS = get_args(Path)
 
 _CODES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 3}  # enum DType in csrc/types.h
 _INPUTS = (torch.float32, torch.bfloat16)
@@ -44,9 +44,11 @@ def matvec(
 
     `weight_NK` is float32, bfloat16 or int8; int8 rows are multiplied by their `scales_N` (float32). `x_TK` is float32
     or bfloat16; other floats take the plain path. With `path` "auto" the native product serves where it is the
-    faster one and no gradient is wanted, see `obstacle`. Raises ValueError for shapes and dtypes that do not fit, and
-    for "native" where it cannot serve.
+    faster one and no gradient is wanted, see `obstacle`. Raises ValueError for shapes, dtypes and devices that do not
+    fit, for an unknown path, and for "native" where it cannot serve.
     """
+    if path not in _PATHS:
+        raise ValueError(f"unknown path {path!r}: choose one of {', '.join(_PATHS)}")
     _check(weight_NK, x_TK, bias_N, scales_N)
     if path == "plain":
         return _plain(weight_NK, x_TK, bias_N, scales_N)
@@ -80,17 +82,9 @@ def obstacle(
         return reason
     if not forced and _small(weight_NK, x_TK):
         return "a small matrix, for which a call of torch's linear takes less time"
-    if torch.is_grad_enabled() and any(
-        tensor is not None and tensor.requires_grad for tensor in (weight_NK, x_TK, bias_N, scales_N)
-    ):
-        return "a gradient is wanted"
-    if torch.compiler.is_compiling():
-        return ""
-    if type(x_TK) not in _PLAIN_TENSORS or type(weight_NK) not in _PLAIN_TENSORS:
+    if not torch.compiler.is_compiling() and not (type(x_TK) in _PLAIN_TENSORS and type(weight_NK) in _PLAIN_TENSORS):
         return "a subclass of Tensor"
-    if _watched():
-        return "a mode or transform of torch is active, which knows torch's own operations"
-    return ""
+    return direct.obstacle(weight_NK, x_TK, bias_N, scales_N)
 
 
 def native_product(
@@ -104,6 +98,8 @@ def native_product(
 
 def _misfit(weight_NK: Tensor, x_TK: Tensor, bias_N: Tensor | None, scales_N: Tensor | None) -> str:
     """What the native library cannot read."""
+    if weight_NK.dim() != 2:
+        return f"a weight of shape {list(weight_NK.shape)}"
     if not 0 < x_TK.numel() <= MAX_TOKENS * weight_NK.shape[1]:
         return f"no vectors, or more than {MAX_TOKENS}"
     if not (x_TK.is_cpu and weight_NK.is_cpu):
@@ -112,6 +108,8 @@ def _misfit(weight_NK: Tensor, x_TK: Tensor, bias_N: Tensor | None, scales_N: Te
         return f"{weight_NK.dtype} times {x_TK.dtype}"
     if bias_N is not None and (bias_N.dtype not in _INPUTS or not bias_N.is_cpu):
         return f"a bias of {bias_N.dtype} on {bias_N.device}"
+    if bias_N is not None and bias_N.shape != weight_NK.shape[:1]:
+        return f"a bias of shape {list(bias_N.shape)}"
     if scales_N is not None and not scales_N.is_cpu:
         return f"scales on {scales_N.device}"
     if weight_NK.stride(1) != 1:
@@ -132,16 +130,8 @@ def _small(weight_NK: Tensor, x_TK: Tensor) -> bool:
     return weight_NK.numel() < 2**16
 
 
-def _watched() -> bool:
-    return bool(
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.maybe_current_level() is not None
-        or forward_ad._current_level >= 0
-    )
-
-
 def _check(weight_NK: Tensor, x_TK: Tensor, bias_N: Tensor | None, scales_N: Tensor | None) -> None:
-    """Raises ValueError unless shapes and dtypes make sense together."""
+    """Raises ValueError unless shapes, dtypes and devices make sense together."""
     if weight_NK.dim() != 2 or x_TK.dim() == 0 or x_TK.shape[-1] != weight_NK.shape[1]:
         raise ValueError(
             f"a weight matrix of shape {list(weight_NK.shape)} takes vectors of its last size, and x has shape "
@@ -160,8 +150,14 @@ def _check(weight_NK: Tensor, x_TK: Tensor, bias_N: Tensor | None, scales_N: Ten
             f"the scales are {scales_N.dtype} {list(scales_N.shape)} for {rows} weight rows: they must be "
             f"torch.float32 [{rows}]"
         )
-    if not x_TK.is_floating_point():
-        raise ValueError(f"x is {x_TK.dtype}: it must be of a float dtype")
+    for name, tensor in (("x", x_TK), ("weights", weight_NK), ("bias", bias_N), ("scales", scales_N)):
+        if tensor is None:
+            continue
+        if not (tensor.is_floating_point() or (tensor.dtype is torch.int8 and tensor is weight_NK)):
+            kinds = "of a float dtype, or int8 with scales" if tensor is weight_NK else "of a float dtype"
+            raise ValueError(f"{name}: {tensor.dtype} does not fit, it must be {kinds}")
+        if tensor.device != x_TK.device:
+            raise ValueError(f"{name} on {tensor.device} and x on {x_TK.device}: they must be on one device")
 
 
 def _plain(weight_NK: Tensor, x_TK: Tensor, bias_N: Tensor | None, scales_N: Tensor | None) -> Tensor:

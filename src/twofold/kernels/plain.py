@@ -1,7 +1,8 @@
 """Decode attention over rows by torch operations: any dtype, any device, with gradients.
 
 Where a key is one slice of its row and the scores need nothing but a mask, torch's fused attention reads the rows as
-they are, with the query heads of a group laid out as query positions. Everything else is written out.
+they are, with the query heads of a group laid out as query positions. Everything else is written out, as are steps
+that forward differentiation or vmap look at, which have no rule for torch's fused attention.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from twofold.kernels import direct
 from twofold.kernels.step import Step
 
 
@@ -30,10 +32,12 @@ def attend(step: Step) -> Tensor:
     value_BGSD = heads_BGSW[..., slice(*step.value)]
     key_BGSD = _keys(step, heads_BGSW, shared_BSW, first)
     groups = heads_BGSW.shape[1]
-    query_BGMD = step.query.to(dtype).unflatten(1, (groups, -1)).flatten(2, 3)
-    read = _written_out if step.softcap else _fused
+    query_BGMD = step.query.to(dtype).unflatten(1, (groups, step.query.shape[1] // groups)).flatten(2, 3)
+    read = _written_out if step.softcap or direct.watched() else _fused
     out_BGMD = read(step, query_BGMD, key_BGSD, value_BGSD, visible_BTS)
-    return out_BGMD.unflatten(2, (-1, step.query.shape[2])).flatten(1, 2).to(step.query.dtype)
+    return (
+        out_BGMD.unflatten(2, (step.query.shape[1] // groups, step.query.shape[2])).flatten(1, 2).to(step.query.dtype)
+    )
 
 
 def _dtype(step: Step) -> torch.dtype:
@@ -111,7 +115,8 @@ def _written_out(
     step: Step, query_BGMD: Tensor, key_BGSD: Tensor, value_BGSD: Tensor, visible_BTS: Tensor | None
 ) -> Tensor:
     scores_BGMS = query_BGMD @ key_BGSD.mT * step.scale
-    scores_BGMS = step.softcap * torch.tanh(scores_BGMS / step.softcap)
+    if step.softcap:
+        scores_BGMS = step.softcap * torch.tanh(scores_BGMS / step.softcap)
     if visible_BTS is None:
         return scores_BGMS.softmax(dim=-1) @ value_BGSD
     blind_BT1 = ~visible_BTS.any(dim=-1, keepdim=True)

@@ -10,6 +10,9 @@ from torch import Tensor
 ROW_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int8)
 """What rows may be kept in. int8 rows come with a scale for each row and head."""
 QUERY_DTYPES = ROW_DTYPES[:-1]
+_TENSORS = ("queries", "rows", "shared rows", "scales", "shared scales", "starts", "lengths", "frequencies")
+_INFINITY = float("inf")
+_FAR = 2**53  # float64, in which angles are computed, tells whole numbers apart so far
 
 
 class Step(NamedTuple):
@@ -38,17 +41,24 @@ class Step(NamedTuple):
         return own if self.shared_key is None else own + self.shared_key[1] - self.shared_key[0]
 
     @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All of them, the queries first, as `_TENSORS` names them."""
+        query, heads, shared, _, _, _, _, _, starts, lengths, _, scales, shared_scales, frequencies, _ = self
+        return query, heads, shared, scales, shared_scales, starts, lengths, frequencies
+
+    @property
     def value_dim(self) -> int:
         """Numbers in a value."""
         return self.value[1] - self.value[0]
 
     def check(self) -> None:
-        """Raises ValueError that says which numbers disagree. Reads shapes and dtypes, never the tensors' contents."""
+        """Raises ValueError that says what disagrees. Reads shapes, dtypes and devices, never the tensors' contents."""
         _check_shapes(self)
         _check_spans(self)
         _check_scales(self)
         _check_limits(self)
         _check_positions(self)
+        _check_devices(self)
 
     def check_contents(self) -> None:
         """Raises ValueError for a start or a length outside the rows. Reads the tensors."""
@@ -126,14 +136,18 @@ def _check_limits(step: Step) -> None:
     for name, limits in (("starts_B", step.starts), ("lengths_B", step.lengths)):
         if limits is not None and (limits.shape != (batch,) or limits.dtype != torch.int64):
             raise ValueError(f"{name} must be [{batch}] of torch.int64, not {list(limits.shape)} of {limits.dtype}")
-    if step.window is not None and step.window < 1:
-        raise ValueError(f"a window holds 1 row or more, not {step.window}")
-    if not 0 <= step.softcap < float("inf"):
+    if step.window is not None and not (hasattr(step.window, "__index__") and 1 <= step.window <= _FAR):
+        raise ValueError(f"a window holds 1 row or more, not {step.window}: it is a whole number up to 2^53")
+    if not (hasattr(step.scale, "__float__") and -_INFINITY < step.scale < _INFINITY):
+        raise ValueError(f"scale must be a finite number, or None for D^(-1/2), not {step.scale!r}")
+    if not (hasattr(step.softcap, "__float__") and 0 <= step.softcap < _INFINITY):
         raise ValueError(f"softcap must be a positive number, or 0 for none, not {step.softcap}")
 
 
 def _check_positions(step: Step) -> None:
-    turns = step.frequencies
+    turns, first = step.frequencies, step.first_position
+    if not (hasattr(first, "__index__") and -_FAR <= first <= _FAR):
+        raise ValueError(f"first_position must be a whole number within ±2^53, not {first}")
     if turns is None:
         return
     if turns.ndim != 1 or turns.dtype not in (torch.float64, torch.float32) or 2 * len(turns) > step.key_dim:
@@ -141,6 +155,14 @@ def _check_positions(step: Step) -> None:
             f"frequencies must be [r/2] of float64 or float32 with r at most the key's {step.key_dim} dims, "
             f"not {list(turns.shape)} of {turns.dtype}"
         )
+
+
+def _check_devices(step: Step) -> None:
+    device = step.query.device
+    for tensor in step.tensors:
+        if tensor is not None and tensor.device != device:
+            name = next(name for name, one in zip(_TENSORS, step.tensors, strict=True) if one is tensor)
+            raise ValueError(f"queries are on {device} and {name} on {tensor.device}: they must be on one device")
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:

@@ -51,8 +51,13 @@ def _model_folder(folder: Path) -> Path:
     below = sorted(str(config.parent.parent) for config in folder.glob(f"runs/*/{MODEL_FOLDER}/{CONFIG_FILE}"))
     if below:
         raise ValueError(f"{folder} holds the runs of a study: give one of them, {', '.join(below)}")
-    what = f"holds no model (no {CONFIG_FILE})" if folder.is_dir() else "is not a folder"
-    raise ValueError(f"{folder} {what}: give a folder that `train` or `study run` wrote")
+    told = "give a folder that `train` or `study run` wrote"
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder: {told}")
+    raise ValueError(
+        f"{folder} holds no model (no {CONFIG_FILE}): {told}; one that was interrupted must be finished first, by the "
+        "same command"
+    )
 
 
 def _check_kind(config: Path) -> None:

@@ -75,6 +75,11 @@ def list_text(names: Sequence[str]) -> str:
     return f"{', '.join(head)} and {last}" if head else last
 
 
+def below_bigram_text(labels: Sequence[str]) -> str:
+    """Who learnt too little for any comparison, without a full stop: `A and B do not beat a byte-bigram model`."""
+    return f"{list_text(labels)} {'does' if len(labels) == 1 else 'do'} not beat a byte-bigram model"
+
+
 def duration_text(seconds: float) -> str:
     """`48 s`, `3 min 20 s`, `2 h 05 min`."""
     whole = round(seconds)

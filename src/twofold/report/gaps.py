@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 import plotly.graph_objects as go
 
-from twofold.report.formats import bits_text, list_text, signed_text
+from twofold.report.formats import below_bigram_text, bits_text, list_text, signed_text
 from twofold.report.look import LINE_COLOURS, NEUTRAL, error_bars, plain, styled
 from twofold.study.axes import values_text
 from twofold.study.gaps import Gap, Gaps, MemberGaps
 from twofold.study.statistics import PerplexityGap
 from twofold.study.sweep import point_text
 
-HEADINGS = ("variant", "parameters", "bits per byte", "to baseline", "perplexity", "cache bytes/token")
+HEADINGS = ("variant", "parameters", "bits per byte", "to baseline", "perplexity, or gap in %", "cache bytes/token")
 LEFT = ("packing", "size", "variant", "ran with")
 DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS = ("circle", "diamond-open", "square-open", "triangle-up")
@@ -31,8 +31,14 @@ def gap_rows(gaps: Gaps) -> list[list[str]]:
 
 
 def gap_remarks(gaps: Gaps) -> list[str]:
-    """What belongs to the table: members without results or with another baseline, and runs that are missing."""
-    found = []
+    """What belongs to the table: who was trained too little, members without results or with another baseline, and
+    runs that are missing.
+    """
+    found = [
+        f"Trained too little to be compared, with {values_text(member.values)}: {below_bigram_text(member.untrained)}."
+        for member in gaps.members
+        if member.untrained
+    ]
     empty = [values_text(member.values) for member in gaps.members if not member.variants]
     if empty:
         found.append(f"No results yet: {'; '.join(empty)}.")
@@ -160,8 +166,12 @@ def _lay_out(figure: go.Figure, across: str) -> None:
 
 
 def lead(gaps: Gaps) -> str:
-    """What the page is about, in a sentence."""
+    """What the page is about, in a sentence that begins with how many members were trained too little, if any."""
     others = [label for label in gaps.labels if label != gaps.baseline]
     along = list_text(list(gaps.axes))
     what = list_text(others) if others else "No variant"
-    return f"What {what} lose{'s' if len(others) == 1 else ''} to {gaps.baseline} along {along}"
+    text = f"hat {what} lose{'s' if len(others) == 1 else ''} to {gaps.baseline} along {along}"
+    untrained = sum(bool(member.untrained) for member in gaps.members)
+    if not untrained:
+        return f"W{text}"
+    return f"Trained too little to be compared, in {untrained} of {len(gaps.members)} members: w{text}"

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
-from twofold.report.formats import bits_text, interaction_text, interval_text, list_text, signed_text, times_text
+from twofold.report.formats import (
+    below_bigram_text,
+    bits_text,
+    interaction_text,
+    interval_text,
+    list_text,
+    signed_text,
+    times_text,
+)
 from twofold.report.sweep import sweep_notes
 from twofold.study.results import Results
 from twofold.study.statistics import Comparison, VariantSummary
 
 
 def lead(results: Results) -> str:
-    """The main finding: what the smallest cache costs that is as good as the baseline, or else the cheapest."""
+    """The main finding, or that models learnt too little for one."""
+    return untrained(results) or _finding(results)
+
+
+def untrained(results: Results) -> str:
+    """Who was trained too little to be compared; empty where all learnt more than a byte-bigram model knows."""
+    if not results.untrained:
+        return ""
+    level = bits_text(results.bigram_bits_per_byte)
+    return f"Trained too little to be compared: {below_bigram_text(results.untrained)} ({level} bits per byte)."
+
+
+def _finding(results: Results) -> str:
+    """What the smallest cache costs that is as good as the baseline, or else the cheapest."""
     baseline = next(entry for entry in results.summary if entry.label == results.baseline)
     smaller = [e for e in results.summary if e.cache_bytes_per_token < baseline.cache_bytes_per_token]
     if not smaller:
@@ -36,12 +57,13 @@ def notes(results: Results) -> list[str]:
     chose, whether models learnt, whether bytes agree.
     """
     return [
+        *([f"What the numbers would say: {_finding(results)}"] if results.untrained else []),
         *_dominated(results),
         *_inseparable(results),
         *(interaction_text(one) for one in results.interactions),
         *sweep_notes(results),
         *_one_seed(results),
-        _bigram(results),
+        *_bigram(results),
         _cache(results),
         *_diverged(results),
         *_unfinished(results),
@@ -104,17 +126,12 @@ def _inseparable(results: Results) -> list[str]:
     return [f"Not separable at this budget: {list_text(pairs)}."] if pairs else []
 
 
-def _bigram(results: Results) -> str:
-    floor = results.bigram_bits_per_byte
-    above = [entry.label for entry in results.summary if entry.bits_per_byte.mean >= floor]
-    if not above:
-        count = len(results.summary)
-        who = {1: "The one variant beats", 2: "Both variants beat"}.get(count, f"All {count} variants beat")
-        return f"{who} a byte-bigram model ({bits_text(floor)} bits per byte)."
-    return (
-        f"{list_text(above)} {'does' if len(above) == 1 else 'do'} not beat a byte-bigram model "
-        f"({bits_text(floor)} bits per byte): trained too little to be compared."
-    )
+def _bigram(results: Results) -> list[str]:
+    if results.untrained:  # which the page begins with
+        return []
+    count = len(results.summary)
+    who = {1: "The one variant beats", 2: "Both variants beat"}.get(count, f"All {count} variants beat")
+    return [f"{who} a byte-bigram model ({bits_text(results.bigram_bits_per_byte)} bits per byte)."]
 
 
 def _cache(results: Results) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -62,20 +63,29 @@ def error_bars(above: Sequence[float], below: Sequence[float]) -> dict[str, Any]
     }
 
 
+_NEEDS = (
+    "cannot draw {}: images need the package kaleido (`pip install -e '.[images]'` in a checkout) and an installed "
+    "Chrome or Chromium"
+)
+
+
 def write_image(figure: go.Figure, path: Path, width: int = 900, height: int = 560) -> None:
     """Write a figure as an image of the kind that the file's ending names (svg, png, pdf); sizes in CSS pixels.
 
     ValueError where the kind is unknown, or where kaleido or the Chrome that it draws with is missing.
     """
-    kind = path.suffix.removeprefix(".")
-    if kind not in IMAGE_KINDS:
-        raise ValueError(f"{path.name}: an image ends in {', '.join(f'.{known}' for known in IMAGE_KINDS)}")
+    check_drawable(path)
     still = go.Figure(figure).update_layout(paper_bgcolor=LIGHT_PAPER, margin={"l": 16, "r": 24, "t": 16, "b": 16})
     try:
-        image = still.to_image(format=kind, width=width, height=height, scale=2)
+        image = still.to_image(format=path.suffix.removeprefix("."), width=width, height=height, scale=2)
     except (ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"cannot draw {path.name}: images need the package kaleido (`pip install -e '.[images]'` in a checkout) "
-            f"and an installed Chrome or Chromium. Plotly says: {' '.join(str(error).split())[:160]}"
-        ) from error
+        raise ValueError(f"{_NEEDS.format(path.name)}. Plotly says: {' '.join(str(error).split())[:160]}") from error
     write_atomically(path, image)
+
+
+def check_drawable(path: Path) -> None:
+    """Raise ValueError where `path` names no kind of image, or where the package that draws is missing."""
+    if path.suffix.removeprefix(".") not in IMAGE_KINDS:
+        raise ValueError(f"{path.name}: an image ends in {', '.join(f'.{known}' for known in IMAGE_KINDS)}")
+    if find_spec("kaleido") is None:
+        raise ValueError(_NEEDS.format(path.name))

@@ -8,7 +8,7 @@ from functools import partial
 from twofold.data.corpus import Corpus, Document
 from twofold.data.packing import Windows
 from twofold.data.stream_windows import StreamWindows
-from twofold.data.tokenizer import Tokenizer, choose
+from twofold.data.tokenizer import BYTES, Tokenizer, choose
 from twofold.data.tokens import tokenise
 from twofold.evaluation.bigram import bigram_bits_per_byte
 from twofold.study.results import CorpusRecord
@@ -54,6 +54,7 @@ class StudyData:
             bytes=self.corpus.bytes,
             held_out_bytes=sum(document.size for document in self.held_out),
             stream=self.corpus.stream,
+            tokenizer="" if self.tokenizer is BYTES else self.tokenizer.fingerprint,
         )
 
     def bigram(self) -> float:

@@ -134,10 +134,11 @@ def _cache_record(generation: Generation) -> CacheRecord:
 def _configuration(run: PlannedRun, spec: StudySpec, data: StudyData, model: TwofoldForCausalLM) -> dict[str, Any]:
     """Everything that the run was made with, and what of its sizes is not the study's."""
     contender = run.contender
+    text = data.record()
     return {
         **spec.comparable(),
         "training": spec.training.model_dump(mode="json"),
-        "corpus": data.record().model_dump(),
+        "corpus": text.model_dump(exclude=None if text.tokenizer else {"tokenizer"}),
         "point": dict(run.point),
         "sizes": contender.sizes,
         "changed": {name: list(pair) for name, pair in contender.changed.items()},
@@ -168,7 +169,10 @@ def _is_noted(run: PlannedRun, spec: StudySpec, data: StudyData) -> bool:
 
 def _settings(run: PlannedRun, spec: StudySpec, data: StudyData) -> bytes:
     """What a checkpoint must have been made with to be gone on from."""
-    settings = {**spec.comparable(), "sizes": run.contender.sizes, "seed": run.seed, "text": data.corpus.sha256}
+    text = data.record()
+    settings = {**spec.comparable(), "sizes": run.contender.sizes, "seed": run.seed, "text": text.sha256}
+    if text.tokenizer:
+        settings["tokenizer"] = text.tokenizer
     return json.dumps(settings, indent=2).encode() + b"\n"
 
 

@@ -36,6 +36,7 @@ class Gap(Labelled):
 class MemberGaps(Part):
     """One member: where it stands on the axes, its folder below the family's, and its variants, none as long as it
     has no results. `unfinished` counts runs that are still to be made, and `diverged` those that never will be.
+    `untrained` are the variants that learnt no more than a byte-bigram model knows.
     """
 
     values: dict[str, int | str]
@@ -44,6 +45,7 @@ class MemberGaps(Part):
     variants: tuple[Gap, ...] = ()
     unfinished: NonNegativeInt | None = None
     diverged: NonNegativeInt = 0
+    untrained: tuple[str, ...] = ()
 
     def gap(self, label: str) -> Gap | None:
         """A variant of this member; None where it has no finished run."""
@@ -108,6 +110,7 @@ def _member(member: Member, results: Results | None) -> MemberGaps:
         variants=tuple(_gap(entry, points[entry.label]) for entry in results.summary),
         unfinished=results.unfinished,
         diverged=len(results.diverged),
+        untrained=results.untrained,
     )
 
 

@@ -7,6 +7,7 @@ well on what it was chosen by.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -54,7 +55,9 @@ def halves(documents: Sequence[DocumentRecord]) -> tuple[tuple[DocumentRecord, .
 
 def picking_bits(record: RunRecord) -> float:
     """Bits per byte of the documents that pick."""
-    return Validation.of(halves(record.documents)[0]).bits_per_byte
+    picking = halves(record.documents)[0]
+    nats = math.fsum(document.nats for document in picking)
+    return nats / math.log(2) / sum(document.bytes for document in picking)  # finite, where a perplexity may not be
 
 
 def reported(record: RunRecord) -> RunRecord:

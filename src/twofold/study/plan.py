@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from twofold.study.axes import MEMBERS_FOLDER
 from twofold.study.contenders import Contender
@@ -16,6 +19,7 @@ from twofold.study.sweep import Point, point_slug, point_text
 
 STUDY_FILE = "study.json"
 RUNS_FOLDER = "runs"
+LOCKS_FOLDER = ".locks"
 DIVERGED_FILE = "diverged.txt"
 
 Place = tuple[StudySpec, Path]
@@ -65,11 +69,44 @@ class PlannedRun:
             return "finished"
         if self.diverged:
             return "diverged"
+        if self.running:
+            return "running"
         return "interrupted" if self.folder.is_dir() else "to run"
+
+    @property
+    def lock(self) -> Path:
+        """The file that whoever makes the run keeps locked; it stays when the lock is gone."""
+        return self.folder.parent.parent / LOCKS_FOLDER / f"{self.folder.name}.lock"
+
+    @property
+    def running(self) -> bool:
+        """Whether a process has claimed it. That shows only in claiming it, which is given up at once."""
+        if not self.lock.is_file():
+            return False
+        try:
+            with claimed(self) as mine:
+                return not mine
+        except PermissionError:  # another user's folder: its locks cannot be tried
+            return False
 
     def __str__(self) -> str:
         at = f", {point_text(self.point)}" if self.point else ""
         return f"{self.label}, seed {self.seed}{at}"
+
+
+@contextmanager
+def claimed(run: PlannedRun) -> Iterator[bool]:
+    """Whether this process has the run for itself while the block lasts. A claim ends with its process, however."""
+    lock = FileLock(run.lock)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
 
 
 @dataclass(frozen=True)

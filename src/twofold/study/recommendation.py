@@ -13,6 +13,7 @@ from twofold.study.results import Results
 from twofold.study.statistics import Comparison, VariantSummary
 
 Verdict = Literal["meets", "misses", "open"]
+FEW_SEEDS = 5  # with fewer, Student's factor for 95 % is above 3
 
 
 @dataclass(frozen=True)
@@ -154,18 +155,20 @@ def _against(limit: float, value: float, interval: tuple[float, float] | None) -
 
 def _only_if_trained(results: Results, advice: Advice) -> Advice:
     """No advice to take what learnt less than counting pairs of bytes does, or is compared with such a baseline."""
-    level = results.bigram_bits_per_byte
     leant_on = {advice.variant, results.baseline if advice.budget.within is not None else None}
-    untrained = [e.label for e in results.summary if e.label in leant_on and e.bits_per_byte.mean >= level]
+    untrained = [label for label in results.untrained if label in leant_on]
     if advice.answer != "take" or not untrained:
         return advice
+    level = results.bigram_bits_per_byte
     why = f"{_listed(untrained)} did not learn more than a byte-bigram model knows ({level:.4f} bits per byte)"
+    few = min(len(entry.seeds) for entry in results.summary) < FEW_SEEDS
+    seeds = advice.helps or ((_more_seeds(results),) if few else ())
     return Advice(
         answer="cannot say",
         budget=advice.budget,
         candidates=(advice.variant,) if advice.variant else (),
         reasons=(*advice.reasons, why),
-        helps=("more training tokens",),
+        helps=("more training tokens", *seeds),
     )
 
 
@@ -180,11 +183,15 @@ def _to_decide(results: Results, evidence: Sequence[Comparison], labels: Iterabl
     """What would narrow intervals that leave it open, or move them apart."""
     helps = list(_seeds(results, evidence, labels))
     if not helps:
-        counts = [len(entry.seeds) for entry in results.summary]
-        helps.append(f"more seeds (here {min(counts)}): intervals shrink with their square root, and faster at first")
+        helps.append(_more_seeds(results))
     if results.unfinished:
         helps.append(f"the {results.unfinished} runs that are not finished")
     return (*helps, "more training tokens, where variants part only later")
+
+
+def _more_seeds(results: Results) -> str:
+    fewest = min(len(entry.seeds) for entry in results.summary)
+    return f"more seeds (here {fewest}): intervals shrink with their square root, and faster at first"
 
 
 def _seeds(results: Results, evidence: Sequence[Comparison], labels: Iterable[str] = ()) -> tuple[str, ...]:

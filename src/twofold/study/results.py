@@ -23,7 +23,7 @@ class CorpusRecord(Part):
     """The text of a study: its name, the hash that identifies it, and how much of it was held out.
 
     Of a `stream`, that is what it was opened as (JSON); documents and bytes are then those held out, and the hash is of
-    these and of that.
+    these and of that. `tokenizer` is `Tokenizer.fingerprint`, empty for bytes and where it was not written down yet.
     """
 
     name: str
@@ -32,6 +32,7 @@ class CorpusRecord(Part):
     bytes: PositiveInt
     held_out_bytes: NonNegativeInt
     stream: str = ""
+    tokenizer: str = ""
 
 
 class Failure(Labelled):
@@ -62,6 +63,11 @@ class Results(Part):
     diverged: tuple[Failure, ...] = ()
     unfinished: NonNegativeInt = 0
     sweep: tuple[Tried, ...] = ()
+
+    @property
+    def untrained(self) -> tuple[str, ...]:
+        """The variants that learnt no more than a byte-bigram model knows: trained too little to be compared."""
+        return tuple(e.label for e in self.summary if e.bits_per_byte.mean >= self.bigram_bits_per_byte)
 
     @property
     def total(self) -> int:

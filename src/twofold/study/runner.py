@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from filelock import FileLock, Timeout
 
 from twofold.environment import process_count
 from twofold.study.collection import ORIGIN_FILE, Origin, read_origin
@@ -20,6 +18,7 @@ from twofold.study.plan import (
     PlannedRun,
     changed_settings,
     check_folder,
+    claimed,
     has_finished_runs,
     note_study,
     places_of,
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from twofold.study.execute import Watcher
     from twofold.study.texts import Stages
 
-LOCKS_FOLDER = ".locks"
 SECONDS_BETWEEN_LOOKS = 1.0
 
 Watch = Callable[[PlannedRun], AbstractContextManager["Watcher"]]
@@ -90,9 +88,9 @@ def run_study(
     return [read_record(run.folder / RECORD_FILE) for run in runs if run.finished]
 
 
-def _to_do(places: Sequence[Place]) -> list[tuple[StudySpec, Path, PlannedRun]]:
+def _to_do(places: Sequence[Place]) -> list[tuple[StudySpec, PlannedRun]]:
     """The runs that are known to be missing by now; what is made of them may show that more are."""
-    return [(spec, out, run) for spec, out in places for run in planned_runs(spec, out) if not run.ended]
+    return [(spec, run) for spec, out in places for run in planned_runs(spec, out) if not run.ended]
 
 
 def _make(spec: StudySpec, out: Path, places: Sequence[Place], command: str, watch: Watch, texts: Texts) -> None:
@@ -114,7 +112,7 @@ def _make(spec: StudySpec, out: Path, places: Sequence[Place], command: str, wat
     for folder, origin in origins:
         write_atomically(folder / ORIGIN_FILE, to_json(origin))
     while missing := _to_do(places):
-        made = [run for one, folder, run in missing if _made(run, one, folder, texts, watch)]
+        made = [run for one, run in missing if _made(run, one, texts, watch)]
         if not made:
             time.sleep(SECONDS_BETWEEN_LOOKS)  # another process makes them, or made them in vain
 
@@ -142,7 +140,7 @@ def _forget_attempts(out: Path) -> None:
         if not folder.is_dir():
             continue
         for run in planned_runs(spec, folder):
-            with claimed(run, folder) as mine:
+            with claimed(run) as mine:
                 if not mine:
                     raise ValueError(
                         f"another process is at work in {out} with other settings: choose another with --out"
@@ -150,12 +148,12 @@ def _forget_attempts(out: Path) -> None:
                 shutil.rmtree(run.folder, ignore_errors=True)
 
 
-def _made(run: PlannedRun, spec: StudySpec, out: Path, texts: Texts, watch: Watch) -> bool:
+def _made(run: PlannedRun, spec: StudySpec, texts: Texts, watch: Watch) -> bool:
     """Make one run, unless another process does or did."""
     from twofold.study.execute import execute
     from twofold.training.metrics import DivergedError
 
-    with claimed(run, out) as mine:
+    with claimed(run) as mine:
         if not mine or run.ended:
             return False
         data = texts.of(spec)
@@ -168,25 +166,16 @@ def _made(run: PlannedRun, spec: StudySpec, out: Path, texts: Texts, watch: Watc
     return True
 
 
-@contextmanager
-def claimed(run: PlannedRun, out: Path) -> Iterator[bool]:
-    """Whether this process has the run for itself while the block lasts. A claim ends with its process, however."""
-    lock = FileLock(out / LOCKS_FOLDER / f"{run.folder.name}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        lock.release()
-
-
 def _check_same_text(noted: CorpusRecord, found: CorpusRecord, out: Path) -> None:
     if noted.sha256 != found.sha256:
         raise ValueError(
             f"the text {found.name} is not what the runs in {out} were trained on: {noted.documents} documents of "
             f"{noted.bytes} bytes then, {found.documents} of {found.bytes} now, or others. Choose another folder with "
             "--out"
+        )
+    if noted.tokenizer and noted.tokenizer != found.tokenizer:
+        raise ValueError(
+            f"the tokenizer is not the one that the runs in {out} were trained with: its files hash to "
+            f"{noted.tokenizer[:12]} then, and to {found.tokenizer[:12]} now. Put the former one back, or choose "
+            "another folder with --out"
         )

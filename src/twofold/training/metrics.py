@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -69,8 +70,11 @@ class MetricsCallback(TrainerCallback):
         """Start the file with the steps that are kept, and the clock where they left it."""
         self._training = True
         if self.path is not None:
-            self._file = self.path.open("w")
-            self._file.writelines(_line(step) for step in self.steps)
+            # Replaced whole: killed before the next step is written, the file still holds what came before.
+            fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+            fresh.write_text("".join(_line(step) for step in self.steps))
+            fresh.replace(self.path)
+            self._file = self.path.open("a")
         self._started = time.perf_counter() - (self.steps[-1].seconds if self.steps else 0.0)
 
     def on_log(

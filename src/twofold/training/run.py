@@ -70,8 +70,7 @@ def train(
     if isinstance(windows, Windows | StreamWindows):
         check_masks(windows.packing, model.config._attn_implementation or "")
     steps = settings.steps(tokens, context)
-    place, done = processes.from_first(lambda: _beginning(folder, resume, say))
-    kept = processes.from_first(lambda: read_metrics(folder, up_to=done))
+    place, done, kept = processes.from_first(lambda: _beginning(folder, resume, say))
     if place and processes.is_first():
         say(f"goes on after step {done} of {steps}")
     if place and done == steps:
@@ -110,12 +109,18 @@ def train(
     return metrics.steps
 
 
-def _beginning(folder: Path, resume: bool, say: Callable[[str], None]) -> tuple[Path | None, int]:
-    """The checkpoint to go on from and its step, in a folder that is there and holds no other checkpoints."""
+def _beginning(folder: Path, resume: bool, say: Callable[[str], None]) -> tuple[Path | None, int, list[Step]]:
+    """The checkpoint to go on from, its step, and the steps up to it; in a folder that holds no other checkpoints."""
     folder.mkdir(parents=True, exist_ok=True)
     if not resume:
         checkpoints.remove(folder)
-    return checkpoints.latest(folder, say) or (None, 0)
+    place, done = checkpoints.latest(folder, say) or (None, 0)
+    kept = read_metrics(folder, up_to=done)
+    if [step.step for step in kept] != list(range(1, done + 1)):
+        say(f"{METRICS_FILE} lacks steps before the checkpoint of step {done}: the run starts again")
+        checkpoints.remove(folder)
+        return None, 0, []
+    return place, done, kept
 
 
 @contextmanager
