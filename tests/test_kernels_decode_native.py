@@ -53,6 +53,15 @@ class TestAsAnOperator:
         compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
         assert torch.equal(compiled(query, of.heads, lengths), attention(query, of.heads, lengths))
 
+    def test_compiles_once_for_every_size(self):
+        def attention(query, heads):
+            return decode_attention(query, heads, key=(0, 40), value=(0, 40), window=17, softcap=7.0)
+
+        compiled = torch.compile(attention, fullgraph=True, backend="aot_eager", dynamic=True)
+        for rows in (31, 97, 101):
+            of = case(rows=rows)
+            assert torch.equal(compiled(of.query, of.heads), attention(of.query, of.heads))
+
     def test_is_exported(self):
         class Attention(torch.nn.Module):
             def forward(self, query, heads):
@@ -155,7 +164,7 @@ class TestTheChoice:
         ({"window": 3.0}, "not 3.0"),
         ({"window": 2**63}, "not 9223372036854775808"),
         ({"softcap": -1.0}, "not -1.0"),
-        ({"softcap": "much"}, "not much"),
+        ({"softcap": "much"}, "not 'much'"),
         ({"scale": "0.3"}, "finite number.*not '0.3'"),
         ({"scale": float("nan")}, "finite number.*not nan"),
         ({"first_position": 2**63}, "not 9223372036854775808"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ def quiet_libraries() -> None:
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # read when datasets is imported, if it ever is
 
 
 @contextmanager

@@ -56,6 +56,8 @@ class Step(NamedTuple):
         _check_shapes(self)
         _check_spans(self)
         _check_scales(self)
+        if not torch.compiler.is_compiling():  # for which they may be symbols
+            _check_numbers(self)
         _check_limits(self)
         _check_positions(self)
         _check_devices(self)
@@ -131,23 +133,31 @@ def _check_scales(step: Step) -> None:
             raise ValueError(f"{name} must be {list(shape)} of torch.float32, not {list(scales.shape)} {scales.dtype}")
 
 
+def _check_numbers(step: Step) -> None:
+    window, first = step.window, step.first_position
+    if window is not None and not (hasattr(window, "__index__") and window <= _FAR):
+        raise ValueError(f"a window is a whole number of rows, up to 2^53, not {window}")
+    if not (hasattr(first, "__index__") and -_FAR <= first <= _FAR):
+        raise ValueError(f"first_position must be a whole number within ±2^53, not {first}")
+    if not (hasattr(step.scale, "__float__") and -_INFINITY < step.scale < _INFINITY):
+        raise ValueError(f"scale must be a finite number, or None for D^(-1/2), not {step.scale!r}")
+    if not hasattr(step.softcap, "__float__"):
+        raise ValueError(f"softcap must be a positive number, or 0 for none, not {step.softcap!r}")
+
+
 def _check_limits(step: Step) -> None:
     batch = step.query.shape[0]
     for name, limits in (("starts_B", step.starts), ("lengths_B", step.lengths)):
         if limits is not None and (limits.shape != (batch,) or limits.dtype != torch.int64):
             raise ValueError(f"{name} must be [{batch}] of torch.int64, not {list(limits.shape)} of {limits.dtype}")
-    if step.window is not None and not (hasattr(step.window, "__index__") and 1 <= step.window <= _FAR):
-        raise ValueError(f"a window holds 1 row or more, not {step.window}: it is a whole number up to 2^53")
-    if not (hasattr(step.scale, "__float__") and -_INFINITY < step.scale < _INFINITY):
-        raise ValueError(f"scale must be a finite number, or None for D^(-1/2), not {step.scale!r}")
-    if not (hasattr(step.softcap, "__float__") and 0 <= step.softcap < _INFINITY):
+    if step.window is not None and step.window < 1:
+        raise ValueError(f"a window holds 1 row or more, not {step.window}")
+    if not 0 <= step.softcap < _INFINITY:
         raise ValueError(f"softcap must be a positive number, or 0 for none, not {step.softcap}")
 
 
 def _check_positions(step: Step) -> None:
-    turns, first = step.frequencies, step.first_position
-    if not (hasattr(first, "__index__") and -_FAR <= first <= _FAR):
-        raise ValueError(f"first_position must be a whole number within ±2^53, not {first}")
+    turns = step.frequencies
     if turns is None:
         return
     if turns.ndim != 1 or turns.dtype not in (torch.float64, torch.float32) or 2 * len(turns) > step.key_dim:
