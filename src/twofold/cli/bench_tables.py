@@ -60,7 +60,7 @@ def markdown(record: BenchRecord) -> str:
 
 def remarks(record: BenchRecord) -> list[str]:
     """How to read the table, where it was measured, what is missing, and slopes where there are any."""
-    return [*_method(record), *_slopes(record), _where(record.machine), *_disturbed(record.machine), *record.left_out]
+    return [*_method(record), *_slopes(record), _where(record.machine), *_disturbed(record), *record.left_out]
 
 
 def _table(record: BenchRecord) -> tuple[list[str], list[list[str]]]:
@@ -97,8 +97,11 @@ def _slopes(record: BenchRecord) -> list[str]:
     return found
 
 
-def _disturbed(machine: Machine) -> list[str]:
-    """A warning where others kept the processor busy before the run began."""
+def _disturbed(record: BenchRecord) -> list[str]:
+    """A warning where others kept the processor busy before times were taken."""
+    machine = record.machine
+    if record.bench == "memory":
+        return []
     before = None if machine.load_average is None else machine.load_average[0]
     if before is None or before <= BUSY * machine.threads:
         return []
