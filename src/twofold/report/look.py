@@ -74,7 +74,7 @@ def write_image(figure: go.Figure, path: Path, width: int = 900, height: int = 5
 
     ValueError where the kind is unknown, or where kaleido or the Chrome that it draws with is missing.
     """
-    check_drawable(path)
+    _check_kind(path)
     still = go.Figure(figure).update_layout(paper_bgcolor=LIGHT_PAPER, margin={"l": 16, "r": 24, "t": 16, "b": 16})
     try:
         image = still.to_image(format=path.suffix.removeprefix("."), width=width, height=height, scale=2)
@@ -85,7 +85,11 @@ def write_image(figure: go.Figure, path: Path, width: int = 900, height: int = 5
 
 def check_drawable(path: Path) -> None:
     """Raise ValueError where `path` names no kind of image, or where the package that draws is missing."""
-    if path.suffix.removeprefix(".") not in IMAGE_KINDS:
-        raise ValueError(f"{path.name}: an image ends in {', '.join(f'.{known}' for known in IMAGE_KINDS)}")
+    _check_kind(path)
     if find_spec("kaleido") is None:
         raise ValueError(_NEEDS.format(path.name))
+
+
+def _check_kind(path: Path) -> None:
+    if path.suffix.removeprefix(".") not in IMAGE_KINDS:
+        raise ValueError(f"{path.name}: an image ends in {', '.join(f'.{known}' for known in IMAGE_KINDS)}")
