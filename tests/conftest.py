@@ -15,10 +15,13 @@ def _no_terminal_width(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
-@pytest.fixture(autouse=True)
-def _own_cache_folder(tmp_path, monkeypatch):
-    """Nothing that a test keeps for later reaches the home folder."""
-    monkeypatch.setenv("TWOFOLD_CACHE", str(tmp_path / "cache-of-twofold"))
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory):
+    """The folder of what a file's tests keep for later: nothing reaches the home folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("TWOFOLD_CACHE", str(folder))
+        yield folder
 
 
 @pytest.fixture(autouse=True)

@@ -90,17 +90,15 @@ def test_a_checkpointed_model_keeps_documents_apart_too(style):
     torch.testing.assert_close(again, plain, rtol=0, atol=1e-12)
 
 
-def test_windows_past_the_learned_positions_are_fine_where_their_documents_are_not():
-    context = POSITIONS + 20
+@pytest.mark.parametrize(("context", "fits"), [(POSITIONS + 20, True), (2 * POSITIONS, False)])
+def test_windows_past_the_learned_positions_are_fine_where_their_documents_are_not(context, fits):
     model = small_model("K=V", "paper", "none")
-    inputs = [item["input_ids"] for item in windows(context=context)]
-    fits = [max(part.stop - part.start for part in parts(window.tolist())) <= POSITIONS for window in inputs]
-    assert True in fits
-    for item, fit in zip(windows(context=context), fits, strict=True):
-        item.pop("shift_labels")
-        given = {key: value[None] for key, value in item.items()}
-        if fit:
-            assert model(**given, use_cache=False).logits.isfinite().all()
-        else:
-            with pytest.raises(ValueError, match="learned positions"):
-                model(**given, use_cache=False)
+    (given,) = windows(context=context)
+    given = {key: value[None] for key, value in given.items() if key != "shift_labels"}
+    longest = max(part.stop - part.start for part in parts(given["input_ids"][0].tolist()))
+    assert (longest <= POSITIONS) == fits
+    if fits:
+        assert model(**given, use_cache=False).logits.isfinite().all()
+    else:
+        with pytest.raises(ValueError, match="learned positions"):
+            model(**given, use_cache=False)

@@ -22,19 +22,6 @@ from twofold.data.tokens import tokenise
 SIZE = 283  # the texts are ten words, which is all that there is to merge
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("cache")
-        patch.setenv("TWOFOLD_CACHE", str(folder))
-        yield folder
-
-
-@pytest.fixture(autouse=True)
-def _own_cache_folder():
-    """Here it is one for the whole file, see `cache`."""
-
-
 @pytest.fixture(scope="module")
 def texts():
     return documents(seed=5)
@@ -123,20 +110,20 @@ def test_the_same_documents_give_the_same_tokenizer_in_another_process(trained, 
     assert json.loads(told.stdout) == json.loads(trained.for_transformers().backend_tokenizer.to_str())
 
 
-def test_it_is_trained_once_for_the_same_text_and_size_and_reads_no_more_than_it_needs(cache, texts, monkeypatch):
+def test_it_is_trained_once_for_the_same_text_and_size_and_reads_no_more_than_it_needs(own_cache, texts, monkeypatch):
     monkeypatch.setattr(trained_tokenizer, "TRAINING_BYTES", 5000)
     told = []
     first = trained_tokenizer.trained_tokenizer(277, texts, lambda *place: told.append(place))
     assert told[-1][0] == told[-1][1]
     assert 5000 <= told[-1][1] < 5000 + max(document.size for document in texts)
-    before = len(list((cache / "tokenizers").iterdir()))
+    before = len(list((own_cache / "tokenizers").iterdir()))
     del told[:]
     again = trained_tokenizer.trained_tokenizer(277, [*texts, Document("later", b"beyond what is read")], told.append)
     assert again.get_vocab() == first.get_vocab()
     assert not told
-    assert len(list((cache / "tokenizers").iterdir())) == before
+    assert len(list((own_cache / "tokenizers").iterdir())) == before
     trained_tokenizer.trained_tokenizer(277, texts[1:])
-    assert len(list((cache / "tokenizers").iterdir())) > before
+    assert len(list((own_cache / "tokenizers").iterdir())) > before
 
 
 def test_too_little_text_for_so_many_tokens():

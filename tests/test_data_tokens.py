@@ -23,19 +23,6 @@ from twofold.data.tokens import TokenStream, encoded, tokenise
 DOCUMENTS = st.lists(st.builds(Document, st.text(max_size=3), st.text(max_size=11).map(str.encode)), max_size=7)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("cache")
-        patch.setenv("TWOFOLD_CACHE", str(folder))
-        yield folder
-
-
-@pytest.fixture(autouse=True)
-def _own_cache_folder():
-    """Here it is one for the whole file, see `cache`."""
-
-
 @pytest.fixture(scope="module")
 def merges():
     return choose("bpe-277", documents)
@@ -88,7 +75,7 @@ def test_no_more_than_a_batch_of_text_is_read_ahead(monkeypatch):
         assert index < len(read) <= index + 3
 
 
-def test_a_large_text_goes_into_a_file_and_a_small_one_does_not(cache, monkeypatch):
+def test_a_large_text_goes_into_a_file_and_a_small_one_does_not(own_cache, monkeypatch):
     texts = documents(5, seed=3)
     size = sum(document.size for document in texts)
     monkeypatch.setattr(tokens, "IN_MEMORY", size)
@@ -99,9 +86,9 @@ def test_a_large_text_goes_into_a_file_and_a_small_one_does_not(cache, monkeypat
     assert not large.tokens.flags.writeable
 
 
-def test_the_file_is_found_again_for_these_documents_in_this_order_and_this_tokenizer(cache, merges):
+def test_the_file_is_found_again_for_these_documents_in_this_order_and_this_tokenizer(own_cache, merges):
     texts = documents(4, seed=4)
-    before = set((cache / "tokens").glob("*/"))
+    before = set((own_cache / "tokens").glob("*/"))
 
     def made(*arguments):
         told = []
@@ -114,16 +101,16 @@ def test_the_file_is_found_again_for_these_documents_in_this_order_and_this_toke
     assert made(texts, merges)
     assert made([*texts[:-1], Document(texts[-1].name, b"other")], BYTES)
     assert made([*texts[:-1], Document("other", texts[-1].content)], BYTES)
-    folders = [path for path in set((cache / "tokens").glob("*/")) - before if path.is_dir()]
+    folders = [path for path in set((own_cache / "tokens").glob("*/")) - before if path.is_dir()]
     assert len(folders) == 5
     for folder in folders:
         assert {path.name for path in folder.iterdir()} == {TOKENS_FILE, STARTS_FILE}
 
 
-def test_a_file_that_lost_its_end_is_made_again(cache):
+def test_a_file_that_lost_its_end_is_made_again(own_cache):
     texts = documents(3, seed=6)
     whole = np.array(tokenise_to_file(texts, BYTES).tokens)
-    newest = max((cache / "tokens").glob(f"*/{TOKENS_FILE}"), key=os.path.getmtime)
+    newest = max((own_cache / "tokens").glob(f"*/{TOKENS_FILE}"), key=os.path.getmtime)
     newest.write_bytes(newest.read_bytes()[:-2])
     assert np.array_equal(tokenise_to_file(texts, BYTES).tokens, whole)
 

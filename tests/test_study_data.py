@@ -28,7 +28,6 @@ from twofold.study.texts import SplitTexts, whole_text
 @pytest.fixture(scope="module", autouse=True)
 def _own_caches(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TWOFOLD_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
         patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         datasets.disable_progress_bars()

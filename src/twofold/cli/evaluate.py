@@ -72,15 +72,16 @@ def evaluate(
     with reading() as stages:
         documents, spec = _text(model, data, settings or [], stages)
     window = spec.context if context is None else context
-    exact, rounded = None, None
-    for dtype in [None] if cache_dtype is None else [cache_dtype, None]:  # a wrong name is told at once
+
+    def scores(dtype: str | None) -> Evaluation:
         with evaluating() as progress:
-            scores = score(
+            return score(
                 loaded, documents, window, batch, progress, tokenizer=tokenizer, packing=spec.packing, cache_dtype=dtype
             )
-        exact, rounded = (scores, rounded) if dtype is None else (exact, scores)
-    assert exact is not None
-    cost = {} if rounded is None or cache_dtype is None else _cost_of_rounding(exact, rounded, cache_dtype)
+
+    rounded = cache_dtype and scores(cache_dtype)  # before the exact ones: a wrong name is told at once
+    exact = scores(None)
+    cost = _cost_of_rounding(exact, rounded, cache_dtype) if cache_dtype and rounded else {}
     if as_json:
         print_json({"variant": loaded.config.variant, **exact.as_dict(), **cost})
         return
