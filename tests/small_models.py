@@ -5,11 +5,13 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from twofold.attention.latent import projections
 from twofold.attention.projections import Projections
 from twofold.models.configuration import TwofoldConfig
 from twofold.models.decoder import TwofoldForCausalLM
 from twofold.variants.layout import cache_bytes
 from twofold.variants.notation import parse
+from twofold.variants.tensors import LayerSizes
 
 VARIANTS = ("QKV", "K=V", "Q=K", "Q=K=V", "GQA-2", "MQA", "K=V GQA-2", "K=V MQA")
 STYLES = (("paper", "none"), ("paper", "full"), ("modern", "none"), ("modern", "full"))
@@ -51,9 +53,11 @@ def small_model(variant: str = "QKV", block: str = "modern", rotary: str = "full
     return model
 
 
-def small_projections(variant: str, *, fused: bool = False, bias: bool = True) -> Projections:
+def small_projections(variant: str, *, fused: bool = False, bias: bool = True, **others) -> Projections:
     """The seam of one layer, in float64, with random values; those of fused matrices differ from separate ones'."""
-    made = Projections(parse(variant), width=WIDTH, heads=HEADS, head_dim=HEAD_DIM, bias=bias, fused=fused).double()
+    chosen = parse(variant)
+    sizes = LayerSizes(WIDTH, HEADS, HEAD_DIM, chosen.usual_rotary_dims(HEAD_DIM), biases=bias, **others)
+    made = projections(chosen, sizes, fused=fused).double()
     randomise(made)
     return made
 

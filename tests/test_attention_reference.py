@@ -6,6 +6,7 @@ import torch
 from small_models import HEAD_DIM, HEADS, VARIANTS, WIDTH, small_config, small_projections
 from twofold.attention.layer import Attention
 from twofold.attention.reference import reference
+from twofold.attention.reference_roles import Setting
 from twofold.attention.rotary import rotation
 from twofold.attention.scores import attend
 from twofold.variants.notation import parse
@@ -15,7 +16,7 @@ BATCH, LENGTH, BASE = 2, 7, 100.0
 
 def layer_of(projections, implementation="sdpa"):
     config = small_config(attn_implementation=implementation)
-    return Attention(projections, config, layer_index=0, heads=HEADS)
+    return Attention(projections, config)
 
 
 def inputs():
@@ -32,8 +33,8 @@ def named_matrices(projections):
     weights = dict(projections.named_parameters())
     if projections.fused:
         for kind in [name.rpartition(".")[2] for name in weights if name.startswith("qkv_proj")]:
-            parts = weights.pop(f"qkv_proj.{kind}").split(list(projections.sizes.values()))
-            named = zip(projections.sizes, parts, strict=True)
+            parts = weights.pop(f"qkv_proj.{kind}").split(list(projections.outputs.values()))
+            named = zip(projections.outputs, parts, strict=True)
             weights |= {f"{role[0]}_proj.{kind}": part for role, part in named}
     return weights
 
@@ -51,12 +52,10 @@ def assert_twins(projections, *, rotary, implementation, real=None, mask=None):
         x,
         named_matrices(projections),
         projections.variant,
-        heads=HEADS,
-        head_dim=HEAD_DIM,
-        rotary_base=base,
+        Setting(HEADS, HEAD_DIM, base),
         real_BT=real,
     )
-    fast, _ = layer_of(projections, implementation)(x, turned() if rotary else None, mask)
+    fast, _, _ = layer_of(projections, implementation)(x, turned() if rotary else None, mask)
     seen = torch.ones(BATCH, LENGTH, dtype=torch.bool) if real is None else real
     slow, fast = slow[seen], fast[seen]
     assert slow.std() > 1
@@ -110,11 +109,11 @@ def test_the_reference_by_hand():
     # One head, two positions, D = 2, identity matrices, M = 2: all of it on paper.
     weights = {f"{name}.weight": torch.eye(2, dtype=torch.float64) for name in ("k_proj", "o_proj")}
     x = torch.tensor([[[2.0, 0.0], [0.0, 2.0]]], dtype=torch.float64)
-    seen = reference(x, weights, parse("Q=K=V"), heads=1, head_dim=2)
+    seen = reference(x, weights, parse("Q=K=V"), Setting(1, 2))
     share = torch.softmax(torch.tensor([0.0, 4 / 2**0.5], dtype=torch.float64), 0)
     torch.testing.assert_close(seen, torch.stack([x[0, 0], share @ x[0]])[None])
     # One radian per position: R₁(0, 2)·(2, 0) = −4 sin 1, and position 1 reads R₋₁(2, 0) = 2 (cos 1, −sin 1).
-    seen = reference(x, weights, parse("Q=K=V"), heads=1, head_dim=2, rotary_base=1.0)
+    seen = reference(x, weights, parse("Q=K=V"), Setting(1, 2, 1.0))
     cos, sin = torch.tensor(1.0, dtype=torch.float64).cos(), torch.tensor(1.0, dtype=torch.float64).sin()
     share = torch.softmax(torch.stack([-4 * sin, torch.tensor(4.0, dtype=torch.float64)]) / 2**0.5, 0)
     by_hand = torch.stack([share[0] * 2 * cos, share[1] * 2 - share[0] * 2 * sin])

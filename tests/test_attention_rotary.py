@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from small_models import HEAD_DIM, HEADS, VARIANTS, WIDTH, small_config, small_model, small_projections
+from small_models import HEAD_DIM, VARIANTS, WIDTH, small_config, small_model, small_projections
 from twofold.attention.layer import Attention
 from twofold.attention.projections import Projections
 from twofold.attention.rotary import rotate, rotate_back, rotation
@@ -56,7 +56,7 @@ class LeftTurned(Projections):
 
 def change_when_moved(projections, dtype, shift):
     """Largest change of the layer's output, in units of its deviation, when every position grows by `shift`."""
-    layer = Attention(projections.to(dtype), small_config(), layer_index=0, heads=HEADS)
+    layer = Attention(projections.to(dtype), small_config())
     x = torch.randn(2, 13, WIDTH, dtype=torch.float64).to(dtype)
     positions = torch.arange(13)[None]
     with torch.no_grad():

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from small_models import random_ids, small_model
 from twofold.attention import scores
 from twofold.attention.scores import describe_path, keys_and_values
+from twofold.cache.kept import KeptRows
 from twofold.kernels.decode import describe
 from twofold.variants.layout import RowLayout
 
@@ -42,10 +43,10 @@ def test_a_decode_step_lays_a_groups_heads_out_as_query_positions(variant, padde
 
 def test_keys_and_values_are_views():
     rows = torch.randn(B, 3, S, 2 * D)
-    key, value = keys_and_values(RowLayout.separate(D), rows)
+    key, value = keys_and_values(RowLayout.separate(D), KeptRows(rows))
     assert key.data_ptr() == rows.data_ptr()
     assert torch.equal(torch.cat([key, value], dim=-1), rows)
-    shared_key, shared_value = keys_and_values(RowLayout.shared(2 * D), rows)
+    shared_key, shared_value = keys_and_values(RowLayout.shared(2 * D), KeptRows(rows))
     assert shared_key.data_ptr() == shared_value.data_ptr() == rows.data_ptr()
 
 

@@ -7,6 +7,7 @@ from small_models import HEAD_DIM, HEADS, WIDTH, small_config, small_projections
 from twofold.attention.layer import Attention
 from twofold.attention.projections import Projections
 from twofold.attention.reference import reference
+from twofold.attention.reference_roles import Setting
 from twofold.attention.rotary import rotation
 from twofold.variants.notation import parse
 
@@ -17,7 +18,7 @@ SHARED = {"K=V": ("k_proj", "v_proj"), "Q=K": ("q_proj", "k_proj"), "Q=K=V": ("q
 
 
 def run(projections, x, rotary):
-    layer = Attention(projections, small_config(), layer_index=0, heads=HEADS)
+    layer = Attention(projections, small_config())
     by = rotation(torch.arange(x.shape[1])[None], HEAD_DIM, BASE, torch.float64) if rotary else None
     return layer(x, by)[0]
 
@@ -80,7 +81,7 @@ def test_with_rotary_the_unshared_twin_turns_its_own_values(variant):
     weights = unshared_weights(shared, roles)
     x = inputs()
     of_shared = run(shared, x, rotary=True)
-    of_twin = reference(x, weights, parse(variant), heads=HEADS, head_dim=HEAD_DIM, rotary_base=BASE)
+    of_twin = reference(x, weights, parse(variant), Setting(HEADS, HEAD_DIM, BASE))
     torch.testing.assert_close(of_shared, of_twin, rtol=0, atol=1e-11)
     backward(of_shared)
     backward(of_twin)
@@ -147,7 +148,7 @@ def test_roles_that_share_have_one_parameter(variant, matrices):
 def test_scores_are_symmetric_where_the_query_is_the_key(variant, symmetric, rotary):
     projections: Projections = small_projections(variant)
     by = rotation(torch.arange(7)[None], HEAD_DIM, BASE, torch.float64) if rotary else None
-    query_BTHD, rows_BTGW = projections(inputs(), by)
+    query_BTHD, rows_BTGW, _ = projections(inputs(), by)
     start, stop = projections.variant.row_layout(HEAD_DIM).key
     key_BTHD = rows_BTGW[..., start:stop].expand(-1, -1, HEADS, -1)
     scores_BHTT = torch.einsum("bthd,bshd->bhts", query_BTHD, key_BTHD)

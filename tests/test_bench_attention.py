@@ -10,6 +10,7 @@ from twofold.attention.scores import keys_and_values
 from twofold.bench import attention
 from twofold.bench.attention import HEAD_DIM, HEADS, Case
 from twofold.bench.sizes import Effort
+from twofold.cache.kept import KeptRows
 
 CASES = [
     Case(variant, 37, dtype, 3)
@@ -21,7 +22,7 @@ CASES = [
 def in_float64(case, query_BHTD, heads_BGSW, scales_BGS):
     """softmax(q kᵀ / √D) v, head by head."""
     rows = heads_BGSW.double() * (1 if scales_BGS is None else scales_BGS.double()[..., None])
-    key, value = keys_and_values(case.layout, rows)
+    key, value = keys_and_values(case.layout, KeptRows(rows))
     group = HEADS // case.kv_heads
     scores = query_BHTD.double() @ key.repeat_interleave(group, 1).mT / math.sqrt(HEAD_DIM)
     return scores.softmax(-1) @ value.repeat_interleave(group, 1)
@@ -37,7 +38,7 @@ def test_contenders_agree_with_float64(case):
     ours = attention.kernel(case.layout, query, rows, scales)
     torch.testing.assert_close(ours.double(), expected, **tolerance)
     if scales is None:
-        theirs = attention.fused(query, *keys_and_values(case.layout, rows))
+        theirs = attention.fused(query, *keys_and_values(case.layout, KeptRows(rows)))
         torch.testing.assert_close(theirs.double(), expected, **tolerance)
 
 

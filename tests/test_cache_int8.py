@@ -7,15 +7,19 @@ from hypothesis import strategies as st
 
 from small_models import PAIRED, random_ids, small_model
 from test_cache_operations import rounded
+from test_kernels_matvec import isas
 from twofold.cache.kept import quantise
 from twofold.cache.layer import GROWTH, RowLayer
 from twofold.cache.row_cache import RowCache
+from twofold.kernels import native, per_token
 from twofold.variants.layout import RowLayout, cache_bytes
 
 LAYOUT = RowLayout.decoupled(5, 2)
 KV_HEADS = 3
 
 every_variant = pytest.mark.parametrize(("variant", "style"), PAIRED)
+needs_native = pytest.mark.skipif(not native.AVAILABLE, reason="the native library is not built here")
+narrow_dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 numbers = st.floats(-(2.0**99), 2.0**99, width=32).filter(lambda x: x == 0 or abs(x) > 1e-30)
 
 
@@ -77,6 +81,81 @@ def test_the_largest_number_of_a_row_comes_back_within_a_rounding():
     assert bool((heads == heads.round()).all())
 
 
+def written(part, isa):
+    """What the native library writes of `part` [B, G, T, W], between other numbers; then what torch makes of it."""
+    batch, groups, tokens, width = part.shape
+    room = torch.full((batch, groups, tokens + 5, width), 99, dtype=torch.int8)
+    scales_room = torch.full((batch, groups, tokens + 5), 9.0)
+    with native.use_isa(isa):
+        per_token.quantise(part, room.narrow(2, 2, tokens), scales_room.narrow(2, 2, tokens))
+    for before, after in ((room[:, :, :2], room[:, :, -3:]), (scales_room[:, :, :2] * 11, scales_room[:, :, -3:] * 11)):
+        assert bool((before == 99).all())
+        assert bool((after == 99).all())
+    numbers, scales = quantise(part)
+    return (room[:, :, 2:-3], scales_room[:, :, 2:-3]), (numbers.to(torch.int8), scales)
+
+
+def assert_equal_bits(part, isa):
+    (numbers, scales), (right, right_scales) = written(part, isa)
+    assert torch.equal(numbers, right)
+    assert torch.equal(scales.nan_to_num(-1.0), right_scales.nan_to_num(-1.0))
+
+
+@needs_native
+@given(
+    width=st.integers(1, 70),
+    shape=st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 4)),
+    dtype=narrow_dtypes,
+    size=st.integers(-45, 38),
+    isa=st.sampled_from(isas() or ["none"]),
+    seed=st.integers(0, 99),
+)
+def test_few_rows_become_the_same_bits_by_the_native_library(width, shape, dtype, size, isa, seed):
+    torch.manual_seed(seed)
+    part = (torch.randn(*shape, width, dtype=torch.float64) * 10.0**size).to(dtype)
+    assert_equal_bits(part, isa)
+    assert_equal_bits((part.sign() * 127 - part.sign() * torch.randint(0, 254, part.shape) / 2).to(dtype), isa)  # ties
+    swapped = part.transpose(1, 2).contiguous().transpose(1, 2)  # as the model makes them
+    assert_equal_bits(swapped, isa)
+
+
+@needs_native
+@given(
+    row=st.lists(st.floats(width=32), min_size=1, max_size=19),
+    dtype=narrow_dtypes,
+    isa=st.sampled_from(isas() or ["none"]),
+)
+def test_any_bits_at_all_become_the_same_bits(row, dtype, isa):
+    assert_equal_bits(torch.tensor(row).to(dtype).view(1, 1, 1, -1), isa)
+
+
+@needs_native
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("around", [0, 1, 126, 127, 128])
+def test_scales_around_the_least_normal_number_become_the_same_bits(around, isa):
+    tiny = torch.finfo(torch.float32).tiny
+    steps = torch.arange(-40, 41).float() * 2.0**-149
+    assert_equal_bits((around * tiny + steps).view(3, 1, 27, 1), isa)
+    assert_equal_bits((around * tiny + steps).view(1, 3, 1, 27), isa)
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_cache_takes_the_native_library_for_few_rows_and_keeps_the_same(dtype, monkeypatch):
+    calls, native_quantise = [], per_token.quantise
+    monkeypatch.setattr(per_token, "quantise", lambda *a: calls.append(a) or native_quantise(*a))
+    kept = []
+    parts = [rows(tokens, dtype=dtype) for tokens in (5, 1, 2000, 3)]
+    for available in (True, False):
+        monkeypatch.setattr(native, "AVAILABLE", available)
+        layer = RowLayer(LAYOUT, KV_HEADS, dtype="int8")
+        for heads, shared in parts:
+            layer.append(heads.requires_grad_(), shared)
+        kept.append(layer.kept())
+    assert all(torch.equal(one, other) for one, other in zip(*kept, strict=True))
+    assert len(calls) == (0 if dtype is torch.float64 else 3 * 2 + 1)  # 2000 tokens have few numbers in the shared part
+
+
 @pytest.mark.parametrize("capacity", [None, 19])
 def test_scales_lie_token_after_token_and_are_counted(capacity):
     layer = filled(capacity=capacity)
@@ -135,8 +214,8 @@ class Rounding:
     @staticmethod
     def rounding(forward):
         def made(*args, **kwargs):
-            query, rows = forward(*args, **kwargs)
-            return query, rounded(rows)
+            seen = forward(*args, **kwargs)
+            return seen._replace(rows_BTGW=rounded(seen.rows_BTGW))
 
         return made
 

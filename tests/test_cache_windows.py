@@ -214,8 +214,8 @@ def test_sliding_caches_are_adopted_by_models_with_the_same_windows(make):
     assert cache.get_max_length() == -1, "what a sliding static layer was made for is not known"
     with pytest.raises(ValueError, match="cannot be made to: it must be an empty DynamicCache"):
         adopt(make(config=settings), 2, LAYOUT, KV_HEADS)
-    with pytest.raises(ValueError, match="cannot be made to: it must be an empty DynamicCache"):
-        adopt(make(config=settings), 2, LAYOUT, KV_HEADS, [None, WINDOW])
+    mixed = adopt(make(config=settings), 3, LAYOUT, KV_HEADS, [None, WINDOW, None])
+    assert [layer.window for layer in mixed.layers] == [None, WINDOW, None], "of which transformers makes all sliding"
     with pytest.raises(
         ValueError, match=r"its layers see \[11, 11\] tokens \(None: all\), and those of this one \[None"
     ):

@@ -43,7 +43,7 @@ def test_help_has_examples_that_fit_80_columns(capsys, monkeypatch, verb):
     [
         (["plann"], "twofold: no such command 'plann'. Did you mean 'plan'?"),
         (["--bogus"], "twofold: no such option: --bogus"),
-        (["plan", "--contxt", "3"], "twofold plan: no such option: --contxt. Did you mean --context?"),
+        (["plan", "--contxt", "3"], "twofold plan: no such option: --contxt. Did you mean --context or --config?"),
         (["plan", "--context"], "twofold plan: option '--context' requires an argument."),
         (["plan", "--context", "many"], "twofold plan: invalid value for '--context': "),
         (["plan", "extra"], "twofold plan: got unexpected extra argument"),

@@ -209,6 +209,48 @@ def test_limits_outside_the_rows_are_refused(path, limits, message):
         decode_attention(*args, **options)
 
 
+class TestStepsThatWereChecked:
+    """`decode_checked`, for rows that a caller made itself."""
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_are_attended_as_others_are(self, layout, dtype):
+        limits = {"starts_B": torch.tensor([3, 0]), "lengths_B": torch.tensor([31, 29]), "window": 17}
+        for changed in ({}, limits, {"softcap": 7.0, "frequencies": torch.tensor([1.0, 0.1])}):
+            of = case(layout, dtype=dtype)
+            args, options = of.arguments(scale=0.3, **changed)
+            assert torch.equal(decode.decode_checked(step(of, **changed)), decode_attention(*args, **options))
+
+    def test_leave_to_torch_what_the_native_library_cannot_do(self, monkeypatch):
+        of = case()
+        wanted = of.query.clone().requires_grad_()
+        decode.decode_checked(step(of, query_BHTD=wanted)).sum().backward()
+        assert bool(wanted.grad.any())
+        heads = of.heads.double()
+        torch.testing.assert_close(
+            decode.decode_checked(step(of, heads_BGSW=heads)),
+            decode_attention(of.query, heads, **of.options, scale=0.3),
+        )
+        monkeypatch.setattr(native, "AVAILABLE", False)
+        torch.testing.assert_close(
+            decode.decode_checked(step(of)), decode_attention(of.query, of.heads, **of.options, scale=0.3)
+        )
+
+    @pytest.mark.parametrize(
+        ("limits", "message"),
+        [
+            ({"starts_B": torch.tensor([0, -2])}, "sequence 1 starts at row -2"),
+            ({"lengths_B": torch.tensor([32, 31])}, "sequence 0 .* has 32 rows"),
+            ({"starts_B": torch.tensor([0])}, r"starts_B must be \[2\] of torch.int64"),
+            ({"starts_B": torch.tensor([0, 1], dtype=torch.int32)}, "not .* of torch.int32"),
+            ({"starts_B": torch.zeros(2, dtype=torch.int64, device="meta")}, "starts on meta"),
+        ],
+    )
+    def test_have_their_limits_checked_all_the_same(self, limits, message):
+        with pytest.raises(ValueError, match=message):
+            decode.decode_checked(step(**limits))
+
+
 def test_an_unknown_path_is_refused():
     with pytest.raises(ValueError, match="unknown path 'fast': choose one of auto, native, triton, plain"):
         decode.choose(step(), "fast")

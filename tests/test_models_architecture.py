@@ -15,13 +15,12 @@ def test_sizes_follow_from_each_other():
     paper = Architecture(**SIZES, block="paper", variant="K=V MQA")
     assert (paper.rotary, paper.learned_positions, paper.biases, paper.kv_heads) == ("none", True, True, 1)
     assert paper.variant == parse("K=V MQA")
-    assert [paper.matrix_outputs(role) for role in ("query", "key", "value")] == [12, 4, 4]
     assert paper.row_layout.numbers(paper.kv_heads) == 4
 
 
 def test_head_dim_may_differ_from_width_over_heads():
     model = Architecture(**{**SIZES, "width": 13}, head_dim=6)
-    assert (model.head_dim, model.matrix_outputs("query")) == (6, 18)
+    assert (model.head_dim, model.layer_sizes().head_dim, model.rotated_dims) == (6, 6, 6)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +37,24 @@ def test_head_dim_may_differ_from_width_over_heads():
         ({"variant": "QKV +"}, "the \\+ term is for non-causal models"),
         ({"variant": "GQA-2"}, "3 query heads cannot be shared out evenly among 2"),
         ({"variant": "K=W"}, "did you mean 'K=V'"),
+        ({"variant": "K=V kept", "rotary": "full"}, "over all dims saves nothing: use rotary partial"),
+        ({"variant": "K=V kept"}, "rotary_dims must be even and at least 2, not 0"),
+        ({"variant": "MLA", "rotary": "none"}, "it needs rotary partial, not none"),
+        ({"rotary": "none", "rotary_dims": 2}, "rotary none rotates no dims, and rotary_dims is 2"),
+        ({"rotary": "partial", "rotary_dims": 6}, "rotary_dims 6 are more than the 4 dims"),
+        ({"rotary_dims": 3}, "rotary_dims must be even and at least 2, not 3"),
+        ({"latent_dims": 8}, "latent_dims are for MLA, and the variant is QKV"),
+        ({"variant": "no-WQ", "head_dim": 6}, "3 heads × 6 dims must be the width 12"),
+        ({"variant": "QKV linear", "rotary": "full"}, "has no rotary"),
+        ({"variant": "QKV linear", "softcap": 3.0}, "softcap cannot be combined with QKV linear, which has no softmax"),
+        ({"variant": "K=V decoupled", "qk_norm": True}, "qk_norm cannot be combined with K=V decoupled"),
+        ({"window": 4, "layer_pattern": "L"}, "window 4 is used by no layer of the pattern 'L'"),
+        ({"layer_pattern": "SL"}, "give window, in tokens"),
+        ({"window": 4, "layer_pattern": "SX"}, "layer_pattern 'SX' may hold S"),
+        ({"window": 4, "layer_pattern": "SL", "variant": "K=V CLA-2"}, "layer 1 reads the rows of layer 0"),
+        ({"layers": 4, "variant": "QKV CLA-3 tied-2"}, "layer 3 makes rows with the projections of layer 2"),
+        ({"scale_exponent": -1.0}, "scale_exponent must be between 0 and 2"),
+        ({"softcap": float("nan")}, "softcap must be a positive number"),
     ],
 )
 def test_what_does_not_fit_is_refused(fields, message):
@@ -47,6 +64,24 @@ def test_what_does_not_fit_is_refused(fields, message):
 
 def test_odd_head_dims_are_fine_without_rotary():
     assert Architecture(**SIZES, head_dim=5, rotary="none").head_dim == 5
+
+
+def test_what_a_variant_needs_is_the_default():
+    kept = Architecture(**{**SIZES, "width": 48}, variant="K=V kept")
+    assert (kept.rotary, kept.rotated_dims) == ("partial", 4)
+    for rotary in ("", "full", "partial"):  # all of the key that stands beside
+        apart = Architecture(**{**SIZES, "width": 48}, variant="MLA", rotary=rotary)
+        assert (apart.rotary, apart.rotated_dims, apart.latent_width) == ("partial", 8, 64)
+    assert Architecture(**SIZES, variant="K=V linear").learned_positions
+    assert Architecture(**SIZES, rotary_dims=2).rotary == "partial"
+
+
+def test_layers_that_share_and_windows():
+    model = Architecture(**{**SIZES, "layers": 5}, variant="K=V CLA-2 tied-4", window=3, layer_pattern="SSLL")
+    assert model.row_owners == (0, 0, 2, 2, 4)
+    assert model.windows == (3, 3, None, None, 3)
+    assert model.cached_windows == (3, None, 3)
+    assert model.matrix_owners == (0, 0, 0, 0, 4)
 
 
 def test_presets_have_the_papers_sizes():

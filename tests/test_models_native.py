@@ -6,6 +6,7 @@ import torch
 from small_models import PAIRED, VOCAB, random_ids, randomise, small_model
 from twofold.attention import decoding
 from twofold.kernels import linear, native
+from twofold.kernels.decode import choose
 
 LENGTH, PROMPT = 23, 11
 
@@ -16,17 +17,18 @@ pytestmark = pytest.mark.skipif(not native.AVAILABLE, reason=native.why_not() or
 def taken(monkeypatch):
     """Sizes (T, S) of the steps that reach the native kernel, and how many products do."""
     seen = {"steps": [], "products": 0}
-    attend, product = decoding.decode_attention, linear.native_product
+    attend, product = decoding.decode_checked, linear.native_product
 
-    def spy(query, heads, *rest, **named):
-        seen["steps"].append((query.shape[2], heads.shape[2]))
-        return attend(query, heads, *rest, path="native", **named)
+    def spy(step):
+        assert choose(step)[0] == "native"
+        seen["steps"].append((step.query.shape[2], step.heads.shape[2]))
+        return attend(step)
 
     def count(*arguments):
         seen["products"] += 1
         return product(*arguments)
 
-    monkeypatch.setattr(decoding, "decode_attention", spy)
+    monkeypatch.setattr(decoding, "decode_checked", spy)
     monkeypatch.setattr(linear, "native_product", count)
     return seen
 

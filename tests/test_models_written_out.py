@@ -5,8 +5,10 @@ import math
 import pytest
 import torch
 
-from small_models import HEAD_DIM, HEADS, STYLES, VARIANTS, random_ids, small_model
+from every_variant import EVERY, every_model
+from small_models import STYLES, VARIANTS, random_ids, small_model
 from twofold.attention.reference import reference
+from twofold.attention.reference_roles import Setting
 
 EPSILON, BASE = 1e-2, 50.0
 
@@ -31,36 +33,57 @@ def mlp(x, weights, name, block):
     return hidden @ weights[f"{name}.down_proj.weight"].T + weights[f"{name}.down_proj.bias"]
 
 
+def attention(x, weights, layer, sizes, rows_of):
+    """The attention of one layer of normalised x, and what it read keys and values of: an input, and its weights."""
+    start = f"layers.{sizes.matrix_owners[layer]}.attention.projections."
+    own = {name.removeprefix(start): p for name, p in weights.items() if name.startswith(start)}
+    rows_of = (x, own) if sizes.row_owners[layer] == layer else rows_of
+    setting = Setting(
+        sizes.heads,
+        sizes.head_dim,
+        rotary_base=None if sizes.learned_positions else BASE,
+        rotary_dims=sizes.rotated_dims,
+        exponent=sizes.scale_exponent,
+        softcap=sizes.softcap,
+        window=sizes.windows[layer],
+    )
+    return reference(x, own, sizes.variant, setting, rows_of=rows_of), rows_of
+
+
 def written_out(model, ids):
     """Logits: embeddings (and positions), pre-norm blocks, last norm, head."""
     weights = {name.removeprefix("model."): p for name, p in model.named_parameters(remove_duplicate=False)}
     sizes = model.config.architecture
-    x = weights["embed_tokens.weight"][ids]
+    x = weights["embed_tokens.weight"][ids] * (sizes.width**0.5 if sizes.scaled_embeddings else 1)
     if sizes.learned_positions:
         x = x + weights["embed_positions.weight"][torch.arange(ids.shape[1])]
+    rows_of = None
     for layer in range(sizes.layers):
-        start = f"layers.{layer}.attention.projections."
-        x = x + reference(
-            normalised(x, weights, f"layers.{layer}.attention_norm", sizes.block),
-            {name.removeprefix(start): p for name, p in weights.items() if name.startswith(start)},
-            sizes.variant,
-            heads=HEADS,
-            head_dim=HEAD_DIM,
-            rotary_base=None if sizes.learned_positions else BASE,
+        read, rows_of = attention(
+            normalised(x, weights, f"layers.{layer}.attention_norm", sizes.block), weights, layer, sizes, rows_of
         )
+        x = x + read
         x = x + mlp(
             normalised(x, weights, f"layers.{layer}.mlp_norm", sizes.block), weights, f"layers.{layer}.mlp", sizes.block
         )
     return normalised(x, weights, "norm", sizes.block) @ weights["lm_head.weight"].T
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("style", STYLES, ids="/".join)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_decoder_is_what_its_equations_say(variant, style, tied):
-    model = small_model(variant, *style, norm_eps=EPSILON, rope_theta=BASE, tie_word_embeddings=tied)
-    ids = random_ids(2, 7)
+def assert_written_out(model, length=7):
+    ids = random_ids(2, length)
     with torch.no_grad():
         expected = written_out(model, ids)
         assert expected.std() > 1
         torch.testing.assert_close(model(ids).logits, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("style", STYLES, ids="/".join)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_decoder_is_what_its_equations_say(variant, style, tied):
+    assert_written_out(small_model(variant, *style, norm_eps=EPSILON, rope_theta=BASE, tie_word_embeddings=tied))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_variant_is_what_its_equations_say(name):
+    assert_written_out(every_model(name, norm_eps=EPSILON, rope_theta=BASE))

@@ -27,7 +27,7 @@ from twofold.study.sizes import ModelSpec, VariantEntry
 from twofold.study.spec import MatchSpec, SampleSpec, StudySpec
 from twofold.study.statistics import analyse
 from twofold.training.settings import TrainingSettings
-from twofold.variants.variant import Sharing
+from twofold.variants.choices import Sharing
 
 FILE = """\
 name: fair

@@ -195,3 +195,31 @@ def test_unknown_words_are_refused():
         Targets({"parameters": 0}, CONTEXT)
     with pytest.raises(ValueError, match="cache_by 'width' is unknown: choose heads or head_dim"):
         matched(tiny("QKV"), to("QKV", "cache"), "width")
+
+
+@pytest.mark.parametrize(
+    ("notation", "by", "found"),
+    [
+        ("K=V CLA-2", "heads", {"kv_heads": 8}),
+        ("K=V CLA-2", "head_dim", {"head_dim": 64}),
+        ("K=V GQA-2 kept", "head_dim", {"head_dim": 48}),  # 1.25 × 48 is nearest to 64 in steps of 8 dims
+        ("simplified", "heads", {"heads": 4, "head_dim": 32}),
+    ],
+)
+def test_neighbours_match_a_cache_as_far_as_they_can(notation, by, found):
+    target = 4 * 4 * 4 * 32 if notation != "K=V GQA-2 kept" else 4 * 4 * 2 * 60
+    arch = matched(architecture("tiny", variant=notation), Targets({"cache": target}, 256), by)
+    assert {name: getattr(arch, name) for name in found} == found
+
+
+@pytest.mark.parametrize(
+    ("notation", "by", "reason"),
+    [
+        ("MLA", "heads", "MLA cannot be matched to 2,048 cached bytes .* the nearest"),
+        ("QKV linear", "heads", "QKV linear keeps a state of constant size"),
+        ("QKV linear", "head_dim", "QKV linear keeps a state of constant size"),
+    ],
+)
+def test_a_cache_that_nothing_changes_is_refused(notation, by, reason):
+    with pytest.raises(ValueError, match=reason):
+        matched(architecture("tiny", variant=notation), Targets({"cache": 2048}, 256), by)

@@ -16,3 +16,4 @@ __all__ = ["__version__"]
 @when_imported("transformers.models.auto.modeling_auto")
 def _register(_: object) -> None:
     import_module("twofold.models.decoder")
+    import_module("twofold.models.encoder")

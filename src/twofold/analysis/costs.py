@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from twofold.models.architecture import Architecture
-from twofold.variants import layout
+from twofold.variants import tensors
 from twofold.variants.layout import item_bytes
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def parameters(arch: Architecture) -> dict[str, int]:
     parts = {
         "embedding": arch.vocab * arch.width,
         "positions": arch.positions * arch.width if arch.learned_positions else 0,
-        "attention": arch.layers * _attention_parameters(arch),
+        "attention": _attention_parameters(arch),
         "mlp": arch.layers * _mlp_parameters(arch),
         "norm": (2 * arch.layers + 1) * _norm_parameters(arch),
         "head": 0 if arch.tied else arch.vocab * arch.width,
@@ -62,16 +62,17 @@ def _belongs(words: list[str], module: str) -> bool:
 def macs(arch: Architecture, tokens: int) -> dict[str, int]:
     """Multiply-accumulates of one forward pass over one sequence of T = `tokens`, by part, and their `total`.
 
-    Per layer: T·M·(outputs of the distinct matrices) + T·H·D·M, and T²·H·D each for the scores and for the weighted
-    sum, with the masked half counted too; MLP T·M·F per matrix; head T·M·V. Biases, norms, softmax and rotary are
-    left out, as in arXiv 2606.04032.
+    Per layer: T times each matrix, and T²·H·D each for the scores and for the weighted sum, with the masked half
+    counted too (`variants.tensors.macs_per_token`); MLP T·M·F per matrix; head T·M·V. Biases, norms, softmax and rotary
+    are left out, as in arXiv 2606.04032.
     """
     _at_least_one("tokens", tokens)
-    query_width = arch.heads * arch.head_dim
-    projections = arch.width * (sum(_projection_outputs(arch)) + query_width)
-    scores_and_sum = 2 * tokens * query_width
+    per_token = (
+        tensors.macs_per_token(arch.variant, arch.layer_sizes(layer), _visible(arch, layer, tokens))
+        for layer in range(arch.layers)
+    )
     parts = {
-        "attention": arch.layers * tokens * (projections + scores_and_sum),
+        "attention": tokens * sum(per_token),
         "mlp": arch.layers * tokens * _mlp_matrices(arch) * arch.width * arch.mlp,
         "head": tokens * arch.width * arch.vocab,
     }
@@ -82,20 +83,12 @@ def cache_bytes(arch: Architecture, tokens: int, dtype: str, batch: int = 1) -> 
     """Bytes of the row cache of `batch` sequences of `tokens` each, over all layers."""
     _at_least_one("tokens", tokens)
     _at_least_one("batch", batch)
-    return layout.cache_bytes(
-        arch.row_layout,
-        arch.kv_heads,
-        tokens=tokens,
-        itemsize=item_bytes(dtype),
-        layers=arch.layers,
-        batch=batch,
-        scale_bytes=layout.scale_bytes(dtype),
-    )
+    return arch.cache_bytes(tokens, dtype, batch)
 
 
 def cache_bytes_per_token(arch: Architecture, dtype: str) -> int:
-    """Bytes that one more token adds to the cache, over all layers."""
-    return cache_bytes(arch, 1, dtype)
+    """Bytes that one more token adds to the cache, over all layers, before any window is full; 0 for a recurrence."""
+    return 0 if arch.is_recurrent else cache_bytes(arch, 1, dtype)
 
 
 def weight_bytes(arch: Architecture, dtype: str) -> int:
@@ -185,15 +178,17 @@ def plan(
     )
 
 
-def _projection_outputs(arch: Architecture) -> list[int]:
-    return [arch.matrix_outputs(role) for role in arch.variant.sharing.matrices]
-
-
 def _attention_parameters(arch: Architecture) -> int:
-    query_width = arch.heads * arch.head_dim
-    outputs = _projection_outputs(arch)
-    biases = sum(outputs) + arch.width if arch.biases else 0
-    return arch.width * sum(outputs) + query_width * arch.width + biases
+    """Of all layers; a layer that uses another's projections has none."""
+    owners = {layer for layer, owner in enumerate(arch.matrix_owners) if owner == layer}
+    return sum(tensors.parameters(arch.variant, arch.layer_sizes(layer)) for layer in owners)
+
+
+def _visible(arch: Architecture, layer: int, tokens: int) -> int:
+    """Tokens that a token's scores are counted for: all, the masked half too, or those of a window or three blocks."""
+    window, block = arch.reaches[layer]
+    visible = window or (3 * block if block else tokens)
+    return min(tokens, visible)
 
 
 def _mlp_matrices(arch: Architecture) -> int:

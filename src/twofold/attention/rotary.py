@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al., arXiv 2104.09864), half-split pairing: dim i turns with dim i + D/2."""
+"""Rotary positions (Su et al., arXiv 2104.09864), half-split pairing: of r turned dims, i turns with i + r/2."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from twofold.kernels.rotary import turn
+
 
 class Rotation(NamedTuple):
-    """Cosines and sines of the angles at some positions: each [B or 1, T, 1, D], for tensors [B, T, heads, D].
+    """Cosines and sines of the angles at some positions: each [B or 1, T, 1, r], for tensors [B, T, heads, D], r ≤ D.
 
     Both dims of a pair have theirs, the sine with the sign that it has for that dim: what a dim gets from its partner.
     """
@@ -18,28 +20,28 @@ class Rotation(NamedTuple):
     sin: Tensor
 
 
-def rotation(positions_BT: Tensor, head_dim: int, base: float, dtype: torch.dtype) -> Rotation:
-    """Angles p · base^(−2i/D) for i < D/2.
+def frequencies(rotated_dims: int, base: float, device: torch.device | None = None) -> Tensor:
+    """base^(−2i/r) for i < r/2, in float64: radians per position."""
+    exponents = torch.arange(0, rotated_dims, 2, dtype=torch.float64, device=device) / rotated_dims
+    return base**-exponents
+
+
+def rotation(positions_BT: Tensor, rotated_dims: int, base: float, dtype: torch.dtype) -> Rotation:
+    """Angles p · base^(−2i/r) for i < r/2.
 
     They are computed in float64: in float32 an angle near position 100,000 is off by 0.004 radians, and outputs would
     depend on absolute positions.
     """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions_BT.device) / head_dim
-    angles = positions_BT[..., None, None].to(torch.float64) * base**-exponents
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    return Rotation(torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1))
+    turns = frequencies(rotated_dims, base, positions_BT.device)
+    angles = positions_BT[..., None, None].to(torch.float64) * torch.cat([-turns, turns])
+    return Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
 
 
 def rotate(x_BTHD: Tensor, by: Rotation) -> Tensor:
-    """Turn every pair of dims by its position's angle; the result has x's dtype, whatever the angles have."""
-    return _turned(x_BTHD, by, 1)
+    """Turn the first r dims, pair by pair, by their position's angle; the result has x's dtype."""
+    return turn(x_BTHD, by.cos, by.sin)
 
 
 def rotate_back(x_BTHD: Tensor, by: Rotation) -> Tensor:
     """The inverse of `rotate`: turn by the negative angle."""
-    return _turned(x_BTHD, by, -1)
-
-
-def _turned(x_BTHD: Tensor, by: Rotation, sign: int) -> Tensor:
-    partners_BTHD = x_BTHD.roll(x_BTHD.shape[-1] // 2, dims=-1)
-    return torch.addcmul(x_BTHD * by.cos, partners_BTHD, by.sin, value=sign).to(x_BTHD.dtype)
+    return turn(x_BTHD, by.cos, by.sin, -1)

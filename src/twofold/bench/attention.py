@@ -20,6 +20,7 @@ from twofold.attention.scores import keys_and_values
 from twofold.bench.record import Machine, Row
 from twofold.bench.sizes import Effort, variants
 from twofold.bench.timing import Contender, Watch, interleaved, rows, timed
+from twofold.cache.kept import KeptRows
 from twofold.kernels.decode import decode_attention
 from twofold.variants.layout import RowLayout, cache_bytes, item_bytes
 from twofold.variants.notation import parse
@@ -109,7 +110,7 @@ def contenders(case: Case) -> dict[str, Contender]:
         "torch SDPA, two tensors": _in_turn(lambda pair: fused(query_BHTD, *pair), separate),
     }
     if case.dtype != "int8":
-        views = [keys_and_values(case.layout, heads_BGSW) for heads_BGSW, _ in stored]
+        views = [keys_and_values(case.layout, KeptRows(heads_BGSW)) for heads_BGSW, _ in stored]
         found["torch SDPA, one tensor"] = _in_turn(lambda pair: fused(query_BHTD, *pair), views)
     return found
 

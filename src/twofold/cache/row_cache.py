@@ -62,7 +62,7 @@ def adopt(cache: Cache, layers: int, layout: RowLayout, kv_heads: int, windows: 
     """Make a cache that transformers or a user made store rows; returns it.
 
     The empty layers of a `DynamicCache` or `StaticCache` are swapped for `RowLayer`s, with the static cache's length
-    as capacity; sliding ones where this model has a window too. Raises ValueError for a cache that already holds keys
+    as capacity; sliding ones where this model has windows too. Raises ValueError for a cache that already holds keys
     and values, or whose layers do more than keep them (quantised, paged, sliding where the model is not), or that was
     made for rows of another model.
     """
@@ -114,12 +114,15 @@ def _of_each(layers: int, windows: Windows) -> list[int | None]:
 
 
 def _is_replaceable(cache: Cache, windows: list[int | None]) -> bool:
-    """Whether it is empty, and would do no more than keep keys and values, or those of the same layers' windows."""
+    """Whether it is empty, and would do no more than keep keys and values, or those of windows where there are any.
+
+    Which layers slide is not compared: of a configuration with a window transformers makes all of them so.
+    """
     layers = getattr(cache, "layers", None)
     if layers is None or cache.layer_class_to_replicate not in (None, DynamicLayer):
         return False
     slides = [type(layer) in (DynamicSlidingWindowLayer, StaticSlidingWindowLayer) for layer in layers]
-    if any(slides) and slides != [window is not None for window in windows]:
+    if any(slides) and not any(windows):
         return False
     plain = all(
         slide or type(layer) in (DynamicLayer, StaticLayer) for layer, slide in zip(layers, slides, strict=True)

@@ -25,6 +25,7 @@ from transformers.cache_utils import Cache
 
 from twofold.cache.kept import DTYPES_BY_NAME, KeptRows
 from twofold.cache.row_cache import RowCache, is_row_cache
+from twofold.cache.state_cache import StateCache
 from twofold.variants.layout import RowLayout, Span
 
 FORMAT = "twofold rows 1"
@@ -49,6 +50,11 @@ def save(cache: Cache, path: Path | str, fingerprint: Mapping[str, str], token_i
     rows of, `load` can hold a prompt to it. Raises ValueError for a cache without rows, and for other shapes.
     """
     path = Path(path)
+    if isinstance(cache, StateCache):
+        raise ValueError(
+            "only rows can be saved, and linear attention caches states: run the model on the prefix anew, or keep the "
+            "cache in memory (`copy.deepcopy`)"
+        )
     if not is_row_cache(cache) or not cache.get_seq_length():
         raise ValueError(f"there are no rows to save in this {type(cache).__name__}: run the model on the prefix first")
     if cache.offloading:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from twofold.cache.kept import KeptRows, quantise
+from twofold.cache.kept import KeptRows, write_quantised
 from twofold.variants.layout import RowLayout
 
 _PIECES = 16  # reordering goes through the rows in this many pieces: its scratch memory is 1/16 of the rows
@@ -40,6 +40,10 @@ class RowStorage:
             if scales is not None:
                 self._scales_BGC = scales[:, :kv_heads]
                 self._shared_scales_BC = scales[:, kv_heads] if layout.shared_width else None
+            self._rooms = [(self._heads_BGCW, self._scales_BGC)]
+            if self._shared_BCW is not None:
+                shared_scales = None if scales is None else scales[:, kv_heads:]
+                self._rooms.append((self._shared_BCW.unsqueeze(1), shared_scales))
 
     @classmethod
     def allocate(
@@ -76,16 +80,13 @@ class RowStorage:
     def write(self, at: int, heads_BGTW: Tensor, shared_BTW: Tensor | None) -> None:
         """Put T rows at `at`, rounded to this storage's dtype."""
         tokens = heads_BGTW.shape[2]
-        if self._scales_BGC is not None:
-            heads_BGTW, scales_BGT = quantise(heads_BGTW)
-            self._scales_BGC.narrow(2, at, tokens).copy_(scales_BGT)
-        self._heads_BGCW.narrow(2, at, tokens).copy_(heads_BGTW)
-        if self._shared_BCW is None or shared_BTW is None:
-            return
-        if self._shared_scales_BC is not None:
-            shared_BTW, scales_BT = quantise(shared_BTW)
-            self._shared_scales_BC.narrow(1, at, tokens).copy_(scales_BT)
-        self._shared_BCW.narrow(1, at, tokens).copy_(shared_BTW)
+        given = [heads_BGTW] if shared_BTW is None else [heads_BGTW, shared_BTW.unsqueeze(1)]
+        for part_BGTW, (room_BGCW, scales_BGC) in zip(given, self._rooms, strict=True):
+            to_BGTW = room_BGCW.narrow(2, at, tokens)
+            if scales_BGC is None:
+                to_BGTW.copy_(part_BGTW)
+            else:
+                write_quantised(part_BGTW, to_BGTW, scales_BGC.narrow(2, at, tokens))
 
     def put(self, rows: KeptRows) -> None:
         """Put rows that were kept elsewhere at the front, as they are."""
@@ -130,5 +131,4 @@ class RowStorage:
 
     def _parts(self) -> list[Tensor]:
         """Views of everything, with tokens in dimension 2."""
-        shared = [] if self._shared_BCW is None else [self._shared_BCW.unsqueeze(1)]
-        return [self._heads_BGCW, *shared, *([] if self.scales is None else [self.scales])]
+        return [*(room for room, _ in self._rooms), *([] if self.scales is None else [self.scales])]

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from twofold.analysis import costs
 from twofold.cli.output import print_json, show, table
+from twofold.cli.plan_published import plan_config
 from twofold.cli.quantities import mib, parse_bytes
 from twofold.models.architecture import BLOCKS, ROTARY, Architecture
 from twofold.models.presets import PRESETS, architecture
@@ -19,13 +20,27 @@ EXAMPLES = """[bold]Examples[/bold]
   twofold plan --preset 300M --variant "K=V GQA-4" --context 32768
   twofold plan --preset 1.2B --variant QKV --variant K=V --variant MQA
   twofold plan --preset 1.2B --variant "K=V MQA" --memory 24GiB --batch 32
-  twofold plan --layers 12 --width 768 --heads 12 --mlp 3072 --json"""
+  twofold plan --layers 12 --width 768 --heads 12 --mlp 3072 --json
+  twofold plan --rotary full --variant K=V --window 1024 --layer-pattern SSSL --context 32768
+  twofold plan --config meta-llama/Meta-Llama-3-8B --context 32768
+  twofold plan --config path/to/config.json --variant "K=V MQA" --memory 24GiB"""
+
+DEFAULT_PRESET = "300M"
 
 _SIZES = "Sizes (default: the preset's)"
 
 
 def plan(
-    preset: Annotated[str, typer.Option(help=f"Named sizes: {', '.join(PRESETS)}.")] = "300M",
+    config: Annotated[
+        str | None,
+        typer.Option(
+            help="A published model instead: a config.json, its folder, or a name on the Hugging Face hub.",
+            show_default=False,
+        ),
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help=f"Named sizes: {', '.join(PRESETS)}.", show_default=DEFAULT_PRESET)
+    ] = None,
     variant: Annotated[
         list[str] | None,
         typer.Option(help='Variant, such as "K=V GQA-4"; give it again to compare.', show_default="QKV"),
@@ -55,6 +70,20 @@ def plan(
     positions: Annotated[int | None, typer.Option(help="Longest trained context.", rich_help_panel=_SIZES)] = None,
     block: Annotated[str | None, typer.Option(help=" or ".join(BLOCKS) + ".", rich_help_panel=_SIZES)] = None,
     rotary: Annotated[str | None, typer.Option(help=" or ".join(ROTARY) + ".", rich_help_panel=_SIZES)] = None,
+    rotary_dims: Annotated[
+        int | None, typer.Option(help="With rotary partial.", show_default="the variant's", rich_help_panel=_SIZES)
+    ] = None,
+    latent_dims: Annotated[
+        int | None, typer.Option(help="Of MLA's latent.", show_default="4 × head dim", rich_help_panel=_SIZES)
+    ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(help="Tokens that a layer S sees; of a block of a layer B.", rich_help_panel=_SIZES),
+    ] = None,
+    layer_pattern: Annotated[
+        str | None,
+        typer.Option(help="Such as SSSL, repeated: S window, B blocks, L all.", rich_help_panel=_SIZES),
+    ] = None,
     tied: Annotated[
         bool | None,
         typer.Option("--tied/--untied", help="Share embedding and head.", show_default=False, rich_help_panel=_SIZES),
@@ -71,10 +100,26 @@ def plan(
         "positions": positions,
         "block": block,
         "rotary": rotary,
+        "rotary_dims": rotary_dims,
+        "latent_dims": latent_dims,
+        "window": window,
+        "layer_pattern": layer_pattern,
         "tied": tied,
     }
     available = None if memory is None else parse_bytes(memory)
-    models = [architecture(preset, variant=notation, **sizes) for notation in variant or ["QKV"]]
+    if config is not None:
+        _refuse_sizes({"preset": preset, "tokens": tokens, **sizes})
+        plan_config(
+            config,
+            variants=variant or [],
+            context=context,
+            dtype=dtype,
+            batch=batch,
+            memory=available,
+            as_json=as_json,
+        )
+        return
+    models = [architecture(preset or DEFAULT_PRESET, variant=notation, **sizes) for notation in variant or ["QKV"]]
     plans = [
         costs.plan(model, context=context, tokens=tokens, dtype=dtype, batch=batch, memory=available)
         for model in models
@@ -87,6 +132,15 @@ def plan(
     warnings = [Text(line, style="yellow") for line in _warnings(plans)]
     shown = _single(plans[0]) if len(plans) == 1 else _comparison(plans)
     show(_heading(models[0], dtype), "", shown, "", *notes, *warnings)
+
+
+def _refuse_sizes(sizes: dict[str, object]) -> None:
+    given = [f"--{name.replace('_', '-')}" for name, value in sizes.items() if value is not None]
+    if given:
+        raise ValueError(
+            f"--config and {', '.join(given)} exclude each other: the sizes are those of the configuration. Leave out "
+            "one or the other"
+        )
 
 
 def _heading(model: Architecture, dtype: str) -> str:

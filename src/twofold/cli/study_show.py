@@ -16,6 +16,7 @@ from twofold.cli.study_tables import (
     in_markdown,
     in_terminal,
     progress_table,
+    scores,
     summary,
     sweep_points,
     warnings,
@@ -33,7 +34,8 @@ SHOW_EXAMPLES = """[bold]Examples[/bold]
   twofold study show runs/demo --to-loss 1.9
   twofold study show runs/demo --image frontier.svg
   twofold study show runs/demo --image differences.svg --figure differences
-  twofold study show runs/swept --sweep --markdown"""
+  twofold study show runs/swept --sweep --markdown
+  twofold study show runs/demo --scores --markdown"""
 
 ResultsPath = Annotated[
     Path, typer.Argument(help="A results.json, a family's gaps.json, or the folder that holds one.")
@@ -71,6 +73,9 @@ def show_results(
         ),
     ] = None,
     sweep: Annotated[bool, typer.Option("--sweep", help="Show the points of the study's sweep instead.")] = False,
+    of_scores: Annotated[
+        bool, typer.Option("--scores", help="Show the softmax's entropy and the gradient's size alone.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show finished results; writes nothing but the image that is asked for."""
@@ -82,12 +87,14 @@ def show_results(
 
         write_image(_drawing(found, figure, results), image)
         return
-    if isinstance(found, Gaps):
+    if of_scores:
+        _show_table(_scores_as_data(found), _measured_scores(found), as_markdown, as_json)
+    elif isinstance(found, Gaps):
         if sweep or to_loss is not None:
             raise ValueError(_of_one_member(found, results))
         _show_table(found, gap_table(found), as_markdown, as_json, warnings(found))
-        return
-    if to_loss is not None:
+        _show_scores_below(found, as_markdown or as_json)
+    elif to_loss is not None:
         from twofold.study.progress_to_loss import progress_to
 
         progress = progress_to(to_loss, found)
@@ -103,6 +110,7 @@ def show_results(
         _show_table(found, summary(found), as_markdown, as_json, warnings(found))
         if found.sweep and not as_markdown and not as_json:
             show("", *sweep_part(found))
+        _show_scores_below(found, as_markdown or as_json)
 
 
 def _read(path: Path) -> Results | Gaps:
@@ -138,6 +146,34 @@ def _of_one_member(gaps: Gaps, path: Path) -> str:
 def _require_sweep(results: Results) -> None:
     if not results.sweep:
         raise ValueError(f"the study {results.study} has no sweep: there are no points to show")
+
+
+def _measured_scores(found: Results | Gaps) -> Lines:
+    lines = scores(found)
+    if not lines.rows:
+        raise ValueError(
+            f"the runs of {found.study} have no entropy and no gradient's size: they were made by a version that did "
+            "not measure them; run the study again in another folder"
+        )
+    return lines
+
+
+def _scores_as_data(found: Results | Gaps) -> list[dict[str, Any]]:
+    """The numbers of the table of scores: of each variant, in each member."""
+    from twofold.study.gaps import Gaps
+
+    told = {"label", "softmax", "gradient"}
+    if isinstance(found, Gaps):
+        of_members = [(member.values, gap) for member in found.members for gap in member.variants]
+        return [{**values, **gap.model_dump(mode="json", include=told)} for values, gap in of_members]
+    return [entry.model_dump(mode="json", include=told) for entry in found.summary]
+
+
+def _show_scores_below(found: Results | Gaps, alone: bool) -> None:
+    """The second table in a terminal, where runs have it; Markdown and JSON have one thing at a time."""
+    lines = scores(found)
+    if lines.rows and not alone:
+        show("", in_terminal(lines))
 
 
 def _drawing(found: Results | Gaps, figure: Figure | None, path: Path) -> go.Figure:

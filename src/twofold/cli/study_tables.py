@@ -37,13 +37,15 @@ def plan_table(rows: list[dict[str, Any]], keys: Sequence[str]) -> Table:
 
 
 def remarks(results: Results) -> list[str]:
-    """What belongs to the table: who was trained too little, the level to beat, how two savings go together, and what
-    is missing.
+    """What belongs to the table: who was trained too little, the level to beat, whose bytes per token fall, how two
+    savings go together, and what is missing.
     """
     from twofold.report.formats import interaction_text
+    from twofold.report.headline import bounded_text
 
     found = warnings(results)
     found.append(f"bigram model of bytes: {results.bigram_bits_per_byte:.3f} bits per byte")
+    found += [bounded_text(results)] if results.bounded else []
     found += [interaction_text(one) for one in results.interactions]
     if results.unfinished:
         found.append(f"not finished yet: {results.unfinished} of {results.total} runs")
@@ -124,6 +126,13 @@ def gap_table(gaps: Gaps) -> Lines:
     from twofold.report.gaps import gap_headings, gap_rows
 
     return Lines(gap_headings(gaps), gap_rows(gaps))
+
+
+def scores(found: Results | Gaps) -> Lines:
+    """How sharply each variant attends and how large its gradient was; no rows where no run was measured so."""
+    from twofold.report.scores import score_table
+
+    return Lines(*score_table(found))
 
 
 def in_terminal(lines: Lines) -> Table:

@@ -1,17 +1,19 @@
-"""`twofold variants`: the published variants, what they share, and the row that they cache."""
+"""`twofold variants`: the published variants and their neighbours, what they share, and the row that they cache."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 from rich.text import Text
 
 from twofold.cli.output import print_json, show, table
 from twofold.cli.quantities import percent
-from twofold.variants.layout import draw
+from twofold.variants.layout import RowLayout, cache_bytes, draw, item_bytes, state_bytes
+from twofold.variants.listing import FURTHER, beyond_sharing, in_words
 from twofold.variants.notation import PUBLISHED
-from twofold.variants.variant import Sharing, Variant
+from twofold.variants.variant import Variant
 
 QUERY_HEADS = 16
 """Query heads of the cache ratio: those of the paper's 300M model."""
@@ -23,16 +25,11 @@ EXAMPLES = """[bold]Examples[/bold]
   twofold variants --json"""
 
 LEGEND = f"""Row: k key only, v value only, c both; four letters stand for one head dim.
-Cache: against QKV for {QUERY_HEADS} query heads; KV: key/value, {QUERY_HEADS} heads unless named.
-+: a 2-D position term on the scores; it needs a non-causal model.
+Cache: against QKV with {QUERY_HEADS} query heads of {HEAD_DIM} dims; KV: key/value.
+MLA and rows with rotated dims apart (ʳ) have their usual widths here.
+A recurrence keeps a state of constant size, as large as {{state}} tokens of QKV.
++: on the scores; it needs a non-causal model.
 Paper: the name in arXiv 2606.04032, accepted as well; its dash separates."""
-
-_SHARED = {
-    Sharing.QKV: "",
-    Sharing.QUERY_KEY: "query = key",
-    Sharing.KEY_VALUE: "key = value",
-    Sharing.ALL: "query = key = value",
-}
 
 
 def variants(
@@ -40,37 +37,75 @@ def variants(
 ) -> None:
     """List the variants: what is shared, the row that a token leaves in the cache, and how large it is."""
     if as_json:
-        print_json([describe(variant) for variant in PUBLISHED])
+        print_json(
+            [
+                describe(variant, group)
+                for group, of_group in {"published": PUBLISHED, **FURTHER}.items()
+                for variant in of_group
+            ]
+        )
         return
-    listing = table()
-    for header in ("variant", "shared", "row of one KV head", "cache", "paper"):
-        listing.add_column(header, no_wrap=True, justify="right" if header == "cache" else "left")
+    show(_published(), "", _neighbours(), "", LEGEND.format(state=f"{_state_tokens():g}"))
+
+
+def _published() -> Table:
+    listing = _listing("variant", "shared", "row of one KV head", "cache", "paper")
     for variant in PUBLISHED:
-        # Text, because rich could take the row's brackets for markup.
-        drawn = Text(draw(variant.row_layout(HEAD_DIM)))
-        ratio = percent(variant.cache_ratio(QUERY_HEADS))
-        listing.add_row(str(variant), in_words(variant), drawn, ratio, variant.paper_name)
-    show(listing, "", LEGEND)
+        listing.add_row(str(variant), in_words(variant), *_row(variant), variant.paper_name)
+    return listing
 
 
-def describe(variant: Variant) -> dict[str, Any]:
-    """One variant for JSON; widths in head dims, the ratio to QKV MHA with `QUERY_HEADS` query heads."""
-    layout = variant.row_layout(1)
-    return {
+def _neighbours() -> Table:
+    listing = _listing("neighbours", "what else", "row of one KV head", "cache")
+    for number, (group, of_group) in enumerate(FURTHER.items()):
+        if number:
+            listing.add_section()
+        listing.add_row(Text(group, style="italic"))
+        for variant in of_group:
+            listing.add_row(str(variant), beyond_sharing(variant), *_row(variant))
+    return listing
+
+
+def _listing(*headers: str) -> Table:
+    listing = table()
+    for header in headers:
+        listing.add_column(header, no_wrap=True, justify="right" if header == "cache" else "left")
+    return listing
+
+
+def _row(variant: Variant) -> tuple[Text, str]:
+    """The row as a picture, and its size. Text, because rich could take the row's brackets for markup."""
+    ratio = variant.cache_ratio(QUERY_HEADS, HEAD_DIM)
+    if ratio is None:
+        return Text("[ state ]"), "constant"
+    return Text(draw(variant.row_layout(HEAD_DIM))), percent(ratio)
+
+
+def _state_tokens() -> float:
+    """How many tokens of QKV in float32 take as many bytes as a recurrence's state, at equal heads."""
+    row = RowLayout.separate(HEAD_DIM)
+    return state_bytes(1, HEAD_DIM) / cache_bytes(row, 1, tokens=1, itemsize=item_bytes("float32"))
+
+
+def describe(variant: Variant, group: str = "published") -> dict[str, Any]:
+    """One variant for JSON; widths in head dims, the ratio to QKV MHA with `QUERY_HEADS` query heads of `HEAD_DIM`.
+
+    A recurrence has no ratio but `state_bytes`, of all heads of one layer.
+    """
+    layout = variant.row_layout(HEAD_DIM)
+    ratio = variant.cache_ratio(QUERY_HEADS, HEAD_DIM)
+    described = {
         "variant": str(variant),
         "aliases": list(variant.aliases),
-        "head_width": layout.head_width,
-        "shared_width": layout.shared_width,
-        "cache_ratio": variant.cache_ratio(QUERY_HEADS),
+        "head_width": _in_heads(layout.head_width),
+        "shared_width": _in_heads(layout.shared_width),
+        "cache_ratio": ratio,
     }
+    if ratio is None:
+        state = state_bytes(variant.kv_heads_for(QUERY_HEADS), HEAD_DIM)
+        described |= {"head_width": 0, "shared_width": 0, "state_bytes": state}
+    return described if group == "published" else {**described, "group": group, "shares": in_words(variant)}
 
 
-def in_words(variant: Variant) -> str:
-    """What shares what: `key = value; 4 KV heads`."""
-    heads = variant.kv_heads
-    parts = [
-        _SHARED[variant.sharing],
-        f"{heads} KV head{'s' if heads > 1 else ''}" if heads else "",
-        "+" if variant.position_term else "",
-    ]
-    return "; ".join(filter(None, parts)) or "nothing"
+def _in_heads(width: int) -> int | float:
+    return width // HEAD_DIM if width % HEAD_DIM == 0 else width / HEAD_DIM

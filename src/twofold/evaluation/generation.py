@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
 from twofold.cache.row_cache import RowCache
+from twofold.cache.state_cache import StateCache
 from twofold.evaluation.heldout import evaluation_mode
 from twofold.models.decoder import TwofoldForCausalLM
-from twofold.variants.layout import cache_bytes
 
 LEAST_TEMPERATURE = 1e-6
 
@@ -20,7 +20,7 @@ LEAST_TEMPERATURE = 1e-6
 @dataclass(frozen=True)
 class Generation:
     """What `generate` made. `token_ids` without the prompt; `cached_tokens` is one less than all tokens, since the
-    last one was never read; bytes are of the real cache, `bytes_formula` what the row's arithmetic promises for it.
+    last one was never read; bytes are of the real cache, `bytes_formula` what arithmetic promises for it.
     """
 
     token_ids: list[int]
@@ -89,19 +89,12 @@ def generate(
             return_dict_in_generate=True,
             **sampling,
         )
-    assert isinstance(made.cache, RowCache)
+    assert isinstance(made.cache, RowCache | StateCache)
     cached = made.cache.get_seq_length()
-    sizes = model.config.architecture
     return Generation(
         token_ids=made.sequences[0, len(prompt_ids) :].tolist(),
         cached_tokens=cached,
-        bytes_formula=cache_bytes(
-            sizes.row_layout,
-            sizes.kv_heads,
-            tokens=cached,
-            itemsize=model.dtype.itemsize,
-            layers=sizes.layers,
-        ),
+        bytes_formula=model.config.architecture.cache_bytes(cached, str(model.dtype).removeprefix("torch.")),
         bytes_used=made.cache.bytes_used,
         bytes_reserved=made.cache.bytes_reserved,
         decode_tokens_per_second=clock.decode_tokens_per_second,

@@ -70,11 +70,25 @@ def decode_attention(
         first_position,
     )
     step.check()
-    chosen = choose(step, path)[0]
+    return _attend(step, choose(step, path)[0])
+
+
+def decode_checked(step: Step) -> Tensor:
+    """`decode_attention` by path "auto" for a caller who made the rows and spans of `step` and knows that they fit.
+
+    Asked in each layer for each token, it leaves out `Step.check`: shapes that disagree would be read past their end.
+    Starts and lengths are checked all the same, since they come from a user's mask.
+    """
+    if step.starts is not None or step.lengths is not None:
+        step.check_limits()
+    return _attend(step, choose(step)[0])
+
+
+def _attend(step: Step, chosen: str) -> Tensor:
     if chosen == "native":
         return decode_native.attend(step)
-    limited = starts_B is not None or lengths_B is not None
-    if limited and query_BHTD.is_cpu and not (torch.compiler.is_compiling() or direct.watched()):
+    limited = step.starts is not None or step.lengths is not None
+    if limited and step.query.is_cpu and not (torch.compiler.is_compiling() or direct.watched()):
         step.check_contents()
     return decode_triton.attend(step) if chosen == "triton" else plain.attend(step)
 

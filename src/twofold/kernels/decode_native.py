@@ -46,9 +46,10 @@ def obstacle(step: Step) -> str | None:
         return f"{query.shape[2]} query positions are more than {MOST_POSITIONS}"
     if query.dtype == torch.float64 or heads.dtype not in _ROW_CODES:
         return f"queries of {query.dtype} and rows of {heads.dtype} would be computed in float32"
-    parts = [step.key, step.value] if step.shared_key is None else [step.key, step.value, step.shared_key]
-    if any((stop - start) % 8 for start, stop in parts):
-        return f"key and value must have a multiple of 8 dims: {', '.join(f'[{a}:{b})' for a, b in parts)}"
+    parts = (step.key, step.value) if step.shared_key is None else (step.key, step.value, step.shared_key)
+    for start, stop in parts:
+        if (stop - start) % 8:
+            return f"key and value must have a multiple of 8 dims: {', '.join(f'[{a}:{b})' for a, b in parts)}"
     if heads.stride(3) != 1 or (shared is not None and shared.stride(2) != 1):
         return "the numbers of a row are not contiguous"
     return direct.obstacle(*step.tensors) or None

@@ -10,6 +10,7 @@ rounded to x's dtype, where that is bfloat16).
 
 from __future__ import annotations
 
+import struct
 from typing import Literal, get_args
 
 import torch
@@ -26,6 +27,7 @@ _PATHS = get_args(Path)
 
 _CODES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 3}  # enum DType in csrc/types.h
 _INPUTS = (torch.float32, torch.bfloat16)
+_FIELDS = struct.Struct("=13q")  # MatvecArguments in csrc/matvec.h
 _PLAIN_TENSORS = (Tensor, nn.Parameter)  # not other subclasses: those have operations of their own
 # Without vector instructions of its own the native product has not been seen to win.
 _WINS = native.AVAILABLE and native.isa() != "portable"
@@ -74,17 +76,16 @@ def obstacle(
     """
     if not (native.AVAILABLE if forced else _WINS):
         return native.why_not() or "no vector instructions"
-    # Before anything that looks at sizes, which would become the graph's.
-    if (torch.compiler.is_exporting() or torch.jit.is_tracing()) and not forced:
-        return "an exported graph keeps to torch's own operations"
-    reason = _misfit(weight_NK, x_TK, bias_N, scales_N)
-    if reason:
-        return reason
-    if not forced and _small(weight_NK, x_TK):
-        return "a small matrix, for which a call of torch's linear takes less time"
-    if not torch.compiler.is_compiling() and not (type(x_TK) in _PLAIN_TENSORS and type(weight_NK) in _PLAIN_TENSORS):
+    # All of this before anything that looks at sizes, which would become the graph's.
+    if torch.compiler.is_compiling():
+        if torch.compiler.is_exporting() and not forced:
+            return "an exported graph keeps to torch's own operations"
+    elif type(x_TK) not in _PLAIN_TENSORS or type(weight_NK) not in _PLAIN_TENSORS:
         return "a subclass of Tensor"
-    return direct.obstacle(weight_NK, x_TK, bias_N, scales_N)
+    reason = direct.obstacle(weight_NK, x_TK, bias_N, scales_N) or _misfit(weight_NK, x_TK, bias_N, scales_N)
+    if not reason and not forced and _small(weight_NK, x_TK):
+        return "a small matrix, for which a call of torch's linear takes less time"
+    return reason
 
 
 def native_product(
@@ -177,26 +178,27 @@ def _call(weight_NK: Tensor, x_TK: Tensor, bias_N: Tensor | None, scales_N: Tens
     """The native function; everything was checked."""
     assert _FUNCTION is not None
     rows, width = weight_NK.shape
-    y_TN = x_TK.new_empty(*x_TK.shape[:-1], rows)
+    y_TN = x_TK.new_empty((*x_TK.shape[:-1], rows))
     x_TK = x_TK.contiguous()
     if bias_N is not None:
         bias_N = bias_N.contiguous()
     if scales_N is not None:
         scales_N = scales_N.contiguous()
     failed = _FUNCTION(
-        weight_NK.data_ptr(),
-        _CODES[weight_NK.dtype],
-        weight_NK.stride(0),
-        rows,
-        width,
-        x_TK.data_ptr(),
-        _CODES[x_TK.dtype],
-        x_TK.numel() // width,
-        None if bias_N is None else bias_N.data_ptr(),
-        0 if bias_N is None else _CODES[bias_N.dtype],
-        None if scales_N is None else scales_N.data_ptr(),
-        y_TN.data_ptr(),
-        torch.get_num_threads(),
+        _FIELDS.pack(
+            weight_NK.data_ptr(),
+            _CODES[weight_NK.dtype],
+            weight_NK.stride()[0],
+            rows,
+            width,
+            x_TK.data_ptr(),
+            _CODES[x_TK.dtype],
+            x_TK.numel() // width,
+            *((0, 0) if bias_N is None else (bias_N.data_ptr(), _CODES[bias_N.dtype])),
+            0 if scales_N is None else scales_N.data_ptr(),
+            y_TN.data_ptr(),
+            torch.get_num_threads(),
+        )
     )
     if failed:
         raise MemoryError(f"no memory for vectors of {width} numbers")

@@ -19,16 +19,11 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "twofold_isa": (ctypes.c_char_p, []),
     "twofold_use_isa": (ctypes.c_int, [ctypes.c_char_p]),
     "twofold_set_openmp": (None, [ctypes.c_void_p]),
-    "twofold_matvec": (
-        ctypes.c_int,
-        [
-            *[ctypes.c_void_p, *[ctypes.c_int64] * 4],  # weight, its type, row stride, rows, width
-            *[ctypes.c_void_p, *[ctypes.c_int64] * 2],  # x, its type, tokens
-            *[ctypes.c_void_p, ctypes.c_int64],  # bias, its type
-            *[ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64],  # scales, y, threads
-        ],
-    ),
+    "twofold_matvec": (ctypes.c_int, [ctypes.c_char_p]),
     "twofold_decode": (ctypes.c_int64, [ctypes.c_char_p]),
+    "twofold_rms_norm": (None, [ctypes.c_char_p]),
+    "twofold_turn": (None, [ctypes.c_char_p]),
+    "twofold_quantise": (None, [ctypes.c_char_p]),
     "twofold_read_bandwidth": (ctypes.c_double, [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]),
     "twofold_fma_peak": (ctypes.c_double, [ctypes.c_int64, ctypes.c_int64]),
     "twofold_flops_per_round": (ctypes.c_int64, []),

@@ -58,8 +58,12 @@ class Step(NamedTuple):
         _check_scales(self)
         if not torch.compiler.is_compiling():  # for which they may be symbols
             _check_numbers(self)
-        _check_limits(self)
         _check_positions(self)
+        self.check_limits()
+
+    def check_limits(self) -> None:
+        """Raises ValueError for starts, lengths, a window or a softcap that do not fit, or tensors far apart."""
+        _check_limits(self)
         _check_devices(self)
 
     def check_contents(self) -> None:

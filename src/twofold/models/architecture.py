@@ -5,10 +5,16 @@ The cost functions, the study files, the command line and the Hugging Face confi
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import NamedTuple
 
-from twofold.variants.layout import RowLayout
+from twofold.models import fitting
+from twofold.variants.choices import Recurrence
+from twofold.variants.layout import RowLayout, cache_bytes, item_bytes, scale_bytes, state_bytes
 from twofold.variants.notation import parse
+from twofold.variants.tensors import LayerSizes
 from twofold.variants.variant import Variant
 
 BLOCKS = {
@@ -18,16 +24,37 @@ BLOCKS = {
 ROTARY = {
     "none": "learned absolute positions",
     "full": "rotary over all dims of a head",
+    "partial": "rotary over rotary_dims of them",
 }
+
+
+class Reach(NamedTuple):
+    """What a layer sees of the tokens up to its own: all; the newest `window` of them; or of blocks of `block` tokens
+    its own, the one before and the first.
+    """
+
+    window: int | None = None
+    block: int | None = None
 
 
 @dataclass(frozen=True)
 class Architecture:
     """A causal decoder. Sizes are counts; `positions` is the longest context that learned positions cover.
 
-    `head_dim` defaults to width / heads, `rotary` to the block's usual choice (`paper`: none, `modern`: full), and
-    `initial_deviation`, of the initial weights, to the paper's 0.02 or, for `modern`, to 1 / √width: a narrow model
-    that starts at 0.02 spends much of a short training on growing its weights.
+    `head_dim` defaults to width / heads, `rotary` to the block's usual choice (`paper`: none, `modern`: full) or what
+    the variant needs (partial; none for a linear recurrence), and `initial_deviation`, of the initial weights, to the
+    paper's 0.02 or, for `modern`, to 1 / √width: a narrow model that starts at 0.02 spends much of a short training on
+    growing its weights. `rotary_dims` and `latent_dims` at 0 are the usual ones: `rotated_dims`, `latent_width`.
+
+    - `window` and `layer_pattern`: a layer S sees the newest `window` tokens, its own included, a layer L all. A layer
+      B sees, of blocks of `window` tokens, its own up to itself, the one before, and the first, which stands for the
+      global tokens of BigBird (arXiv 2007.14062) and the sinks of StreamingLLM (arXiv 2309.17453); its cache keeps
+      all rows. The pattern repeats over the layers (`SSSL`); with a window alone every layer is S.
+    - Scores are q·k · d^−`scale_exponent`, d the dims of a key; `softcap` c > 0 makes them c·tanh(s / c) (Gemma 2,
+      arXiv 2408.00118); `qk_norm` normalises queries and keys over each head (arXiv 2302.05442); `sinks` adds a
+      learned score per head that takes weight and gives nothing (arXiv 2309.17453).
+    - `scaled_embeddings` multiplies token embeddings by √width (arXiv 1706.03762, section 3.4).
+
     `variant` may be given as notation. Raises ValueError for sizes that do not fit together.
     """
 
@@ -45,43 +72,63 @@ class Architecture:
     rotary_base: float = 10_000.0
     norm_epsilon: float = 1e-5
     initial_deviation: float = 0.0
+    rotary_dims: int = 0
+    latent_dims: int = 0
+    window: int = 0
+    layer_pattern: str = ""
+    scale_exponent: float = 0.5
+    softcap: float = 0.0
+    qk_norm: bool = False
+    sinks: bool = False
+    scaled_embeddings: bool = False
     variant: Variant = field(default_factory=Variant)
 
     def __post_init__(self) -> None:
-        _one_of("block", self.block, BLOCKS)
-        for name in ("layers", "width", "heads", "mlp", "vocab", "positions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        fitting.one_of("block", self.block, BLOCKS)
+        fitting.counts(self, ("layers", "width", "heads", "mlp", "vocab", "positions"))
         self._fill_in()
-        _one_of("rotary", self.rotary, ROTARY)
-        if self.rotary == "full" and self.head_dim % 2:
-            raise ValueError(f"rotary turns dims in pairs: head_dim must be even, not {self.head_dim}")
-        for name in ("head_dim", "rotary_base", "norm_epsilon", "initial_deviation"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be greater than 0, not {getattr(self, name)}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, not {self.dropout}")
-        if self.variant.position_term:
-            raise ValueError(
-                f"{self.variant}: the + term is for non-causal models, and this is a causal decoder. Drop the +"
-            )
-        self.variant.kv_heads_for(self.heads)
+        fitting.one_of("rotary", self.rotary, ROTARY)
+        fitting.numbers(self)
+        fitting.rotary(self)
+        fitting.variant(self)
+        fitting.layers(self)
 
     def _fill_in(self) -> None:
         """Put the usual choice where a field was left at its empty default."""
         paper = self.block == "paper"
         if isinstance(self.variant, str):
             object.__setattr__(self, "variant", parse(self.variant))
-        if not self.rotary:
-            object.__setattr__(self, "rotary", "none" if paper else "full")
+        if not self.head_dim:
+            object.__setattr__(self, "head_dim", fitting.head_dim(self.width, self.heads))
+        if not self.rotary or (self.rotary == "full" and self.variant.rotary_apart):  # all of a key beside the content
+            object.__setattr__(self, "rotary", self._usual_rotary())
         if not self.initial_deviation:
             object.__setattr__(self, "initial_deviation", 0.02 if paper else self.width**-0.5)
-        if not self.head_dim:
-            if self.width % self.heads:
-                raise ValueError(
-                    f"width {self.width} is not a multiple of {self.heads} heads: give head_dim, or another width"
-                )
-            object.__setattr__(self, "head_dim", self.width // self.heads)
+        if self.window and not self.layer_pattern:
+            object.__setattr__(self, "layer_pattern", "S")
+
+    def _usual_rotary(self) -> str:
+        if self.variant.recurrence is not Recurrence.NONE:
+            return "none"
+        if self.variant.needs_rotary_part or self.rotary_dims not in (0, self.head_dim):
+            return "partial"
+        return "none" if self.block == "paper" else "full"
+
+    @property
+    def rotated_dims(self) -> int:
+        """Dims that rotary turns, of a head or of a rotary key beside it; 0 for none.
+
+        Where `rotary_dims` says nothing they are the variant's usual ones, and half a head's for others.
+        """
+        if self.rotary == "none":
+            return 0
+        usual = self.rotary == "full" or self.variant.needs_rotary_part
+        return self.rotary_dims or (self.variant.usual_rotary_dims(self.head_dim) if usual else self.head_dim // 4 * 2)
+
+    @property
+    def latent_width(self) -> int:
+        """Dims of the latent that MLA caches, `latent_dims` or the usual ones; 0 for other variants."""
+        return self.latent_dims or self.variant.usual_latent_dims(self.head_dim)
 
     @property
     def kv_heads(self) -> int:
@@ -98,20 +145,80 @@ class Architecture:
         """Whether a table of absolute positions is added to the embeddings; it bounds the context."""
         return self.rotary == "none"
 
-    @property
+    @cached_property  # asked for each token
     def row_layout(self) -> RowLayout:
-        """The row that each layer caches per token."""
-        return self.variant.row_layout(self.head_dim)
+        """The row that a layer caches per token."""
+        return self.variant.row_layout(self.head_dim, self.rotated_dims, self.latent_width)
 
-    def matrix_outputs(self, role: str) -> int:
-        """Output width of the matrix that makes `role`: H·D for the query, G·D for key and value."""
-        return (self.heads if role == "query" else self.kv_heads) * self.head_dim
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether layers keep a state of constant size, and no rows."""
+        return self.variant.recurrence is not Recurrence.NONE
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """What a recurrent layer keeps of one sequence: G states of D × (D + 1) numbers."""
+        return self.kv_heads, self.head_dim, self.head_dim + 1
+
+    @property
+    def row_owners(self) -> tuple[int, ...]:
+        """For each layer the layer whose rows it reads, mostly itself."""
+        return tuple(layer - layer % self.variant.row_layers for layer in range(self.layers))
+
+    @property
+    def matrix_owners(self) -> tuple[int, ...]:
+        """For each layer the layer whose projections it uses, mostly itself."""
+        return tuple(layer - layer % self.variant.matrix_layers for layer in range(self.layers))
+
+    @cached_property  # asked for each token
+    def reaches(self) -> tuple[Reach, ...]:
+        """For each layer what it sees."""
+        letters = {"S": Reach(window=self.window), "B": Reach(block=self.window), "L": Reach()}
+        pattern = self.layer_pattern or "L"
+        return tuple(letters[pattern[n % len(pattern)]] for n in range(self.layers))
+
+    @cached_property  # asked for each token
+    def windows(self) -> tuple[int | None, ...]:
+        """For each layer the newest tokens that its rows are kept of, its own included; None for all."""
+        return tuple(reach.window for reach in self.reaches)
+
+    @property
+    def cached_windows(self) -> tuple[int | None, ...]:
+        """The windows of the layers that keep rows of their own, in order: what a cache is made for."""
+        return tuple(window for n, window in enumerate(self.windows) if self.row_owners[n] == n)
+
+    def cache_bytes(self, tokens: int, dtype: str, batch: int = 1) -> int:
+        """Bytes of the cache of `batch` sequences of `tokens` each, over all layers; `dtype` by name, of the rows."""
+        itemsize, scales = item_bytes(dtype), scale_bytes(dtype)
+        if self.is_recurrent:
+            return state_bytes(self.kv_heads, self.head_dim, layers=self.layers, batch=batch, itemsize=itemsize)
+        return sum(
+            cache_bytes(
+                self.row_layout,
+                self.kv_heads,
+                tokens=tokens,
+                itemsize=itemsize,
+                layers=layers,
+                batch=batch,
+                scale_bytes=scales,
+                window=window,
+            )
+            for window, layers in Counter(self.cached_windows).items()
+        )
+
+    def layer_sizes(self, layer: int = 0) -> LayerSizes:
+        """What the shapes of one layer's tensors depend on."""
+        return LayerSizes(
+            width=self.width,
+            heads=self.heads,
+            head_dim=self.head_dim,
+            rotary_dims=self.rotated_dims,
+            latent_dims=self.latent_width,
+            biases=self.biases,
+            qk_norm=self.qk_norm,
+            sinks=self.sinks,
+            borrows=self.row_owners[layer] != layer,
+        )
 
 
 FIELDS = tuple(f.name for f in fields(Architecture))
-
-
-def _one_of(name: str, value: str, choices: dict[str, str]) -> None:
-    if value not in choices:
-        listed = "; ".join(f"{key} ({meaning})" for key, meaning in choices.items())
-        raise ValueError(f"{name} {value!r} is unknown: choose {listed}")

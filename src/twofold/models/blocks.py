@@ -10,9 +10,13 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from twofold.attention.decoding import DecodeMask
-from twofold.attention.layer import Attention
+from twofold.attention.latent import projections
+from twofold.attention.layer import Attention, Place
 from twofold.attention.projections import Projections
+from twofold.attention.recurrent import RecurrentAttention, TokenMask
 from twofold.attention.rotary import Rotation
+from twofold.attention.scores import Scoring
+from twofold.cache.kept import KeptRows
 from twofold.models.architecture import Architecture
 from twofold.models.configuration import TwofoldConfig
 
@@ -51,21 +55,16 @@ class SwigluMLP(nn.Module):
 
 
 class DecoderBlock(GradientCheckpointingLayer):
-    """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x)), with dropout on what is added."""
+    """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x)), with dropout on what is added.
 
-    def __init__(self, config: TwofoldConfig, layer_index: int) -> None:
+    `seam`: the projections of another block that this one uses; None for its own.
+    """
+
+    def __init__(self, config: TwofoldConfig, layer: int, seam: Projections | None = None) -> None:
         super().__init__()
         sizes = config.architecture
-        projections = Projections(
-            sizes.variant,
-            width=sizes.width,
-            heads=sizes.heads,
-            head_dim=sizes.head_dim,
-            bias=sizes.biases,
-            fused=config.fused_projections,
-        )
         self.attention_norm = norm(sizes)
-        self.attention = Attention(projections, config, layer_index=layer_index, heads=sizes.heads)
+        self.attention = attention(config, layer, seam)
         self.mlp_norm = norm(sizes)
         self.mlp = (GeluMLP if sizes.block == "paper" else SwigluMLP)(sizes.width, sizes.mlp)
         self.dropout = nn.Dropout(sizes.dropout) if sizes.dropout else nn.Identity()
@@ -74,11 +73,27 @@ class DecoderBlock(GradientCheckpointingLayer):
         self,
         x_BTM: Tensor,
         rotation: Rotation | None,
-        mask: Tensor | DecodeMask | None,
+        mask: Tensor | DecodeMask | TokenMask | None,
         cache: Cache | None,
+        row_rotation: Rotation | None = None,
+        borrowed: KeptRows | None = None,
         **kwargs: Any,
-    ) -> Tensor:
-        """[B, T, M] to [B, T, M]; arguments as in `Attention`."""
-        read_BTM, _ = self.attention(self.attention_norm(x_BTM), rotation, mask, cache, **kwargs)
-        x_BTM = x_BTM + self.dropout(read_BTM)
-        return x_BTM + self.dropout(self.mlp(self.mlp_norm(x_BTM)))
+    ) -> tuple[Tensor, KeptRows | None]:
+        """[B, T, M] to [B, T, M], and its rows where others read them; arguments as in `Attention`."""
+        normed_BTM = self.attention_norm(x_BTM)
+        attended = self.attention(normed_BTM, rotation, mask, cache, row_rotation, borrowed, **kwargs)
+        x_BTM = x_BTM + self.dropout(attended.output_BTM)
+        lent = attended.rows if self.attention.place.lends else None
+        return x_BTM + self.dropout(self.mlp(self.mlp_norm(x_BTM))), lent
+
+
+def attention(config: TwofoldConfig, layer: int, seam: Projections | None = None) -> Attention:
+    """The attention of one decoder layer, with projections of its own or another layer's."""
+    sizes = config.architecture
+    owners = sizes.row_owners
+    borrows, lends = owners[layer] != layer, owners.count(layer) > 1
+    place = Place(layer, sorted(set(owners)).index(owners[layer]), borrows, lends)
+    made = seam or projections(sizes.variant, sizes.layer_sizes(layer), fused=config.fused_projections)
+    scoring = Scoring(sizes.scale_exponent, sizes.softcap)
+    layer_class = RecurrentAttention if sizes.is_recurrent else Attention
+    return layer_class(made, config, place=place, scoring=scoring, owns_projections=seam is None)

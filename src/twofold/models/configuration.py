@@ -20,6 +20,7 @@ CONFIG_NAMES = {
     "rotary_base": "rope_theta",
     "norm_epsilon": "norm_eps",
     "initial_deviation": "initializer_range",
+    "window": "sliding_window",
 }
 """Fields of `Architecture` that transformers calls otherwise."""
 
@@ -51,6 +52,15 @@ class TwofoldConfig(PreTrainedConfig):
     dropout: float = 0.0
     initializer_range: float = 0.0
     tie_word_embeddings: bool = True
+    rotary_dims: int = 0
+    latent_dims: int = 0
+    sliding_window: int | None = None
+    layer_pattern: str = ""
+    scale_exponent: float = 0.5
+    softcap: float = 0.0
+    qk_norm: bool = False
+    sinks: bool = False
+    scaled_embeddings: bool = False
     fused_projections: bool = False
     use_cache: bool = True
     bos_token_id: int | None = None
@@ -63,12 +73,17 @@ class TwofoldConfig(PreTrainedConfig):
         self.head_dim = architecture.head_dim
         self.rotary = architecture.rotary
         self.initializer_range = architecture.initial_deviation
+        self.latent_dims = architecture.latent_width
+        self.layer_pattern = architecture.layer_pattern
+        if self.rotary == "partial":
+            self.rotary_dims = architecture.rotated_dims
         super().__post_init__(**kwargs)
 
     @property
     def architecture(self) -> Architecture:
         """The sizes and choices, checked."""
-        return Architecture(**{name: getattr(self, CONFIG_NAMES.get(name, name)) for name in FIELDS})
+        given = {name: getattr(self, CONFIG_NAMES.get(name, name)) for name in FIELDS}
+        return Architecture(**{**given, "window": self.sliding_window or 0})
 
     @property
     def num_key_value_heads(self) -> int:
@@ -79,4 +94,6 @@ class TwofoldConfig(PreTrainedConfig):
     def from_architecture(cls, architecture: Architecture, **others: Any) -> TwofoldConfig:
         """The configuration of a decoder with these sizes; `others` are fields of the configuration alone."""
         values = {CONFIG_NAMES.get(name, name): getattr(architecture, name) for name in FIELDS}
-        return cls(**{**values, "variant": str(architecture.variant), **others})
+        return cls(
+            **{**values, "variant": str(architecture.variant), "sliding_window": architecture.window or None, **others}
+        )

@@ -8,18 +8,19 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, StaticCache
-from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
-from twofold.attention.decoding import DecodeMask, decode_mask
 from twofold.attention.layer import Attention
 from twofold.attention.rotary import Rotation, rotation
 from twofold.cache.row_cache import RowCache, adopt, check_implementation
+from twofold.cache.state_cache import StateCache, adopt_states, check_options
 from twofold.kernels.linear import DecodeLinear, use_decode_linear
+from twofold.kernels.norm import use_decode_norm
 from twofold.models.blocks import DecoderBlock, norm
 from twofold.models.configuration import TwofoldConfig
+from twofold.models.sights import sights
 
 
 class TwofoldPreTrainedModel(PreTrainedModel):
@@ -35,6 +36,20 @@ class TwofoldPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_record_outputs = {"hidden_states": DecoderBlock, "attentions": Attention}  # noqa: RUF012 (read-only there)
 
+    def activation_checkpointing_enable(
+        self, activation_checkpointing_kwargs: dict[str, Any] | None = None, *args: Any, **kwargs: Any
+    ) -> None:
+        """As in transformers. Raises ValueError for reentrant checkpoints where layers read the rows of others: torch
+        would lose the gradients of these rows, and say nothing.
+        """
+        variant, given = self.config.architecture.variant, activation_checkpointing_kwargs
+        if variant.row_layers > 1 and given is not None and given.get("use_reentrant") is not False:
+            raise ValueError(
+                f"{variant} has layers that read another's rows, to which reentrant checkpoints pass no gradient: "
+                "give use_reentrant=False"
+            )
+        super().activation_checkpointing_enable(given, *args, **kwargs)
+
 
 class TwofoldModel(TwofoldPreTrainedModel):
     """Embeddings, blocks and the last norm."""
@@ -44,24 +59,31 @@ class TwofoldModel(TwofoldPreTrainedModel):
         self.sizes = sizes = config.architecture
         self.embed_tokens = nn.Embedding(sizes.vocab, sizes.width)
         self.embed_positions = nn.Embedding(sizes.positions, sizes.width) if sizes.learned_positions else None
-        self.layers = nn.ModuleList(DecoderBlock(config, index) for index in range(sizes.layers))
+        self.layers = _blocks(config)
         self.norm = norm(sizes)
         use_decode_linear(self)
+        use_decode_norm(self)
         self.post_init()
 
     def new_cache(
         self, capacity: int | None = None, offloading: bool = False, dtype: torch.dtype | str | None = None
-    ) -> RowCache:
+    ) -> RowCache | StateCache:
         """An empty row cache for this model; `capacity` in tokens allocates it at once, `dtype` converts the rows (by
-        name as well, and "int8" with scales).
+        name as well, and "int8" with scales). For a linear recurrence a cache of states, which take any number of
+        tokens. Raises ValueError for a `dtype` of those.
         """
-        sizes = self.sizes
-        return RowCache(sizes.layers, sizes.row_layout, sizes.kv_heads, capacity, offloading, dtype)
+        sizes, windows = self.sizes, self.sizes.cached_windows
+        if sizes.is_recurrent:
+            check_options(capacity, dtype)
+            return StateCache(sizes.layers, sizes.state_shape, offloading)
+        return RowCache(len(windows), sizes.row_layout, sizes.kv_heads, capacity, offloading, dtype, windows)
 
     def adopt(self, cache: Cache) -> Cache:
-        """`cache` made to store this model's rows, see `cache.row_cache.adopt`."""
-        sizes = self.sizes
-        return adopt(cache, sizes.layers, sizes.row_layout, sizes.kv_heads)
+        """`cache` made to store this model's rows or states, see `cache.row_cache.adopt` and `adopt_states`."""
+        sizes, windows = self.sizes, self.sizes.cached_windows
+        if sizes.is_recurrent:
+            return adopt_states(cache, sizes.layers, sizes.state_shape)
+        return adopt(cache, len(windows), sizes.row_layout, sizes.kv_heads, windows)
 
     @capture_outputs
     def forward(
@@ -83,6 +105,8 @@ class TwofoldModel(TwofoldPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         x_BTM = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if self.sizes.scaled_embeddings:
+            x_BTM = x_BTM * self.sizes.width**0.5
         cache = _under_either_name(cache, kwargs)
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
@@ -95,31 +119,21 @@ class TwofoldModel(TwofoldPreTrainedModel):
             position_ids = _positions(x_BTM, attention_mask, cached)
         if self.embed_positions is not None:
             x_BTM = x_BTM + self._embedded_positions(position_ids, cached)
-        mask = self._mask(x_BTM, attention_mask, cache, position_ids)
         by = self._rotation(position_ids, x_BTM.dtype)
-        for layer in self.layers[: self.config.num_hidden_layers]:  # an early exit lowers that number for a while
-            x_BTM = layer(x_BTM, by, mask, cache=cache, **kwargs)  # by name: checkpointing takes the cache away
+        seen = sights(self.config, self.sizes, x_BTM, attention_mask, cache, position_ids, by)
+        rows = None
+        used = self.layers[: self.config.num_hidden_layers]  # an early exit lowers that number for a while
+        for layer, reach in zip(used, self.sizes.reaches, strict=False):
+            mask, row_rotation = seen[reach]
+            # The cache by name: checkpointing takes it away.
+            x_BTM, lent = layer(x_BTM, by, mask, cache=cache, row_rotation=row_rotation, borrowed=rows, **kwargs)
+            rows = lent or rows
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x_BTM), cache=cache)
-
-    def _mask(
-        self, x_BTM: Tensor, attention_mask: Tensor | None, cache: Cache | None, position_ids: Tensor
-    ) -> Tensor | DecodeMask | None:
-        if self.config._attn_implementation == "sdpa":
-            mask = decode_mask(x_BTM, attention_mask, cache, self.sizes.row_layout)
-            if mask is not None:
-                return mask
-        return create_causal_mask(
-            config=self.config,
-            inputs_embeds=x_BTM,
-            attention_mask=attention_mask,
-            cache=cache,
-            position_ids=position_ids,
-        )
 
     def _rotation(self, positions_BT: Tensor, dtype: torch.dtype) -> Rotation | None:
         if self.sizes.learned_positions:
             return None
-        return rotation(positions_BT, self.sizes.head_dim, self.sizes.rotary_base, dtype)
+        return rotation(positions_BT, self.sizes.rotated_dims, self.sizes.rotary_base, dtype)
 
     def _embedded_positions(self, positions_BT: Tensor, cached: int) -> Tensor:
         assert self.embed_positions is not None
@@ -142,6 +156,7 @@ class TwofoldForCausalLM(TwofoldPreTrainedModel, GenerationMixin):
     def __init__(self, config: TwofoldConfig) -> None:
         super().__init__(config)
         self.model = TwofoldModel(config)
+        self._is_stateful = config.architecture.is_recurrent  # transformers then refuses what goes back to fewer tokens
         self.lm_head = DecodeLinear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
@@ -191,17 +206,28 @@ class TwofoldForCausalLM(TwofoldPreTrainedModel, GenerationMixin):
         return super().generate(inputs, *args, **kwargs)
 
     def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+        self,
+        generation_config: Any,
+        model_kwargs: dict[str, Any],
+        generation_mode: Any,
+        batch_size: int,
+        max_cache_length: int,
     ) -> None:
         """Transformers' hook before generation: the cache becomes rows."""
         check_implementation(generation_config.cache_implementation, self.device)
-        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        super()._prepare_cache_for_generation(
+            generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+        )
         cache = model_kwargs.get("cache")
         if cache is None:
             return
         if type(cache) in (DynamicCache, StaticCache) and not getattr(cache, "_is_user_defined", False):
-            capacity = cache.get_max_length() if type(cache) is StaticCache else None
+            # Not what a static cache says of itself: where it slides, that is its window.
+            longest = max(max_cache_length, getattr(generation_config, "max_cache_len", None) or 0)
+            capacity = longest if type(cache) is StaticCache else None
             model_kwargs["cache"] = self.model.new_cache(capacity, cache.offloading)
+            if generation_config.is_assistant:  # asked of the cache that this one replaces
+                model_kwargs["cache"].activate_past_recording()
         else:
             model_kwargs["cache"] = self.model.adopt(cache)
 
@@ -211,6 +237,14 @@ class TwofoldForCausalLM(TwofoldPreTrainedModel, GenerationMixin):
             "continuous batching stores keys and values in pages, and a Twofold model caches rows: use generate() "
             "with a padded batch and without cache_implementation='paged'"
         )
+
+
+def _blocks(config: TwofoldConfig) -> nn.ModuleList:
+    """The blocks, each with projections of its own or of the layer before that has them."""
+    blocks: list[DecoderBlock] = []
+    for layer, owner in enumerate(config.architecture.matrix_owners):
+        blocks.append(DecoderBlock(config, layer, None if owner == layer else blocks[owner].attention.projections))
+    return nn.ModuleList(blocks)
 
 
 def _under_either_name(cache: Cache | None, kwargs: dict[str, Any]) -> Cache | None:

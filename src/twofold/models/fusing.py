@@ -7,12 +7,16 @@ import copy
 import torch
 from torch import Tensor
 
-from twofold.attention.projections import FUSED_NAME, MATRIX_NAMES, Projections
+from twofold.attention.projections import FUSED_NAME, Projections, require_stackable
 from twofold.models.decoder import TwofoldForCausalLM
+from twofold.variants.tensors import MATRIX_NAMES
 
 
 def fuse(model: TwofoldForCausalLM) -> TwofoldForCausalLM:
-    """A copy of `model` whose projections are stacked into one matrix per layer; bit-equal weights."""
+    """A copy of `model` whose projections are stacked into one matrix per layer; bit-equal weights.
+
+    Raises ValueError where a variant has none to stack.
+    """
     return _converted(model, fused=True)
 
 
@@ -34,15 +38,16 @@ def _converted(model: TwofoldForCausalLM, fused: bool) -> TwofoldForCausalLM:
 
 
 def _stack(state: dict[str, Tensor], name: str, module: Projections) -> None:
+    require_stackable(module.variant, module.matrices)
     for kind in _kinds(module):
-        parts = [state.pop(f"{name}.{MATRIX_NAMES[role]}.{kind}") for role in module.sizes]
+        parts = [state.pop(f"{name}.{MATRIX_NAMES[role]}.{kind}") for role in module.outputs]
         state[f"{name}.{FUSED_NAME}.{kind}"] = torch.cat(parts)
 
 
 def _unstack(state: dict[str, Tensor], name: str, module: Projections) -> None:
     for kind in _kinds(module):
-        parts = state.pop(f"{name}.{FUSED_NAME}.{kind}").split(list(module.sizes.values()))
-        for role, part in zip(module.sizes, parts, strict=True):
+        parts = state.pop(f"{name}.{FUSED_NAME}.{kind}").split(list(module.outputs.values()))
+        for role, part in zip(module.outputs, parts, strict=True):
             state[f"{name}.{MATRIX_NAMES[role]}.{kind}"] = part
 
 

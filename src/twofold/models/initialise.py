@@ -6,19 +6,27 @@ import hashlib
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from twofold.attention.projections import FUSED_NAME, MATRIX_NAMES, Projections
-from twofold.models.decoder import TwofoldForCausalLM
+from twofold.attention.position_term import ScoreTerm
+from twofold.attention.projections import FUSED_NAME, Projections
+from twofold.variants.tensors import MATRIX_NAMES
+
+_FROM_FEWER = (".up", ".k_up_proj", ".v_up_proj")
 
 
-def initialise(model: TwofoldForCausalLM, seed: int) -> None:
-    """Draw every matrix from N(0, initializer_range²), set biases to 0 and norm weights to 1.
+def initialise(model: PreTrainedModel, seed: int) -> None:
+    """Draw every matrix from N(0, initializer_range²), set biases and sinks to 0, norm weights and scales to 1.
+
+    What makes vectors from fewer dims than the width (the second matrix of a low-rank pair, those behind a latent) is
+    drawn wider by √(width / dims), so that its outputs start as large as those of a matrix over the whole width.
 
     Tensors of equal name and shape get equal values under the same seed in any model, also where their matrices are
     stacked into one (`fused_projections`).
     """
     deviation = model.config.initializer_range
-    tied = model.lm_head if model.config.tie_word_embeddings else None  # its matrix is the embedding's, drawn there
+    # The matrix of a tied head is the embedding's, and is drawn there.
+    tied = model.get_output_embeddings() if model.config.tie_word_embeddings else None
     with torch.no_grad():
         for name, module in model.named_modules():
             if module is tied:
@@ -26,20 +34,34 @@ def initialise(model: TwofoldForCausalLM, seed: int) -> None:
             if isinstance(module, Projections) and module.fused:
                 _draw_stacked(module, name, seed, deviation)
             elif isinstance(module, nn.Linear | nn.Embedding) and not name.endswith(FUSED_NAME):
-                module.weight.copy_(_normal(f"{name}.weight", module.weight, seed, deviation))
+                wider = (model.config.hidden_size / module.in_features) ** 0.5 if name.endswith(_FROM_FEWER) else 1
+                module.weight.copy_(_normal(f"{name}.weight", module.weight, seed, wider * deviation))
+            if isinstance(module, Projections):
+                _neutral(module)
+            if isinstance(module, ScoreTerm):
+                module.reset(_generator(name, seed))
             if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None:
                 module.bias.zero_()
             if isinstance(module, nn.LayerNorm | nn.RMSNorm):
                 module.weight.fill_(1)
 
 
+def _neutral(projections: Projections) -> None:
+    """Scales that change nothing, sinks as likely as a score of 0."""
+    for name, parameter in projections.named_parameters(recurse=False):
+        parameter.fill_(0 if name == "sinks" else 1)
+
+
 def _draw_stacked(projections: Projections, name: str, seed: int, deviation: float) -> None:
-    parts = projections.qkv_proj.weight.split(list(projections.sizes.values()))
-    for role, part in zip(projections.sizes, parts, strict=True):
+    parts = projections.qkv_proj.weight.split(list(projections.outputs.values()))
+    for role, part in zip(projections.outputs, parts, strict=True):
         part.copy_(_normal(f"{name}.{MATRIX_NAMES[role]}.weight", part, seed, deviation))
 
 
 def _normal(name: str, like: Tensor, seed: int, deviation: float) -> Tensor:
+    return torch.randn(like.shape, generator=_generator(name, seed)) * deviation
+
+
+def _generator(name: str, seed: int) -> torch.Generator:
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
-    return torch.randn(like.shape, generator=generator) * deviation
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))

@@ -10,6 +10,7 @@ from plotly.offline import get_plotlyjs
 
 from twofold.report.gaps import LEFT, gap_headings, gap_remarks, gap_rows, gaps_figure, lead
 from twofold.report.page import REPORT_FILE, figure_json, page_template
+from twofold.report.scores import score_table
 from twofold.study.axes import values_text
 from twofold.study.gaps import Gaps, MemberGaps
 from twofold.study.record import write_atomically
@@ -26,6 +27,7 @@ def render_family(gaps: Gaps) -> str:
         headings=gap_headings(gaps),
         left=LEFT,
         rows=gap_rows(gaps),
+        scores=score_table(gaps),
         members=[{"text": values_text(member.values), "folder": _link(member)} for member in gaps.members],
         figure=figure_json(figure) if figure.data else None,
         version=__version__,

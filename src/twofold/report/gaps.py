@@ -30,6 +30,11 @@ def gap_rows(gaps: Gaps) -> list[list[str]]:
     return [row for member in gaps.members for row in _member_rows(gaps, member)]
 
 
+def place_texts(member: MemberGaps) -> list[str]:
+    """Where a member stands on the axes, as the cells of a table."""
+    return [f"{value:,}" if isinstance(value, int) else value for value in member.values.values()]
+
+
 def gap_remarks(gaps: Gaps) -> list[str]:
     """What belongs to the table: who was trained too little, members without results or with another baseline, and
     runs that are missing.
@@ -91,10 +96,10 @@ def _swept(gaps: Gaps) -> bool:
 
 
 def _member_rows(gaps: Gaps, member: MemberGaps) -> list[list[str]]:
-    place = [f"{value:,}" if isinstance(value, int) else value for value in member.values.values()]
     rows = []
     for gap in member.variants:
-        row = [*place, gap.label, f"{gap.parameters:,}", bits_text(gap.bits_per_byte), _difference_text(gap)]
+        row = [*place_texts(member), gap.label, f"{gap.parameters:,}"]
+        row += [bits_text(gap.bits_per_byte), _difference_text(gap)]
         row += [f"{gap.perplexity:.3f}" if gap.perplexity_gap is None else percent_gap_text(gap.perplexity_gap)]
         row += [f"{gap.cache_bytes_per_token:,.0f}"]
         rows.append(row + ([point_text(gap.point)] if _swept(gaps) else []))

@@ -29,6 +29,14 @@ def untrained(results: Results) -> str:
     return f"Trained too little to be compared: {below_bigram_text(results.untrained)} ({level} bits per byte)."
 
 
+def bounded_text(results: Results) -> str:
+    """Whose bytes per token depend on how many tokens there are, and on how many they were taken; empty for none."""
+    if not results.bounded:
+        return ""
+    each = [f"{run.label} {run.cache.bytes_used:,} bytes at {run.cache.tokens:,} tokens" for run in results.bounded]
+    return f"A window or a state does not grow with every token, and bytes per token fall with more: {list_text(each)}."
+
+
 def _finding(results: Results) -> str:
     """What the smallest cache costs that is as good as the baseline, or else the cheapest."""
     baseline = next(entry for entry in results.summary if entry.label == results.baseline)
@@ -139,4 +147,4 @@ def _cache(results: Results) -> str:
     if wrong:
         return f"Measured cache bytes differ from the formula for {list_text(wrong)}."
     runs = f"all {len(results.runs)} runs" if len(results.runs) > 1 else "the run"
-    return f"Measured cache bytes equal the formula in {runs}."
+    return f"Measured cache bytes equal the formula in {runs}. {bounded_text(results)}".strip()

@@ -13,6 +13,8 @@ from twofold.report import headline, tables
 from twofold.report.figures import curves_figure, differences_figure, gaps_figure
 from twofold.report.formats import bits_text, bytes_text, count_text
 from twofold.report.frontier import frontier_figure
+from twofold.report.gaps import LEFT
+from twofold.report.scores import score_table
 from twofold.report.sweep import sweep_figure, sweep_table
 from twofold.study.record import write_atomically
 from twofold.study.results import Results
@@ -43,6 +45,8 @@ def render(results: Results) -> str:
         padded=any(run.configuration.get("data", {}).get("packing") == "padded" for run in results.runs),
         matching=tables.matching(results),
         measured=tables.measured_rows(results),
+        scores=score_table(results),
+        left=LEFT,
         pairs=tables.pair_rows(results),
         runs=tables.run_rows(results),
         several_seeds=len(results.runs) > len(results.summary),

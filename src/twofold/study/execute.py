@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from twofold.analysis.costs import measured_parameters
 from twofold.data.tokenizer import Tokenizer
 from twofold.environment import environment
+from twofold.evaluation.attention_entropy import attention_entropy
 from twofold.evaluation.generation import Generation, generate
 from twofold.evaluation.heldout import evaluate
 from twofold.models.configuration import TwofoldConfig
@@ -29,8 +30,10 @@ from twofold.study.record import (
     CurvePoint,
     DocumentRecord,
     Environment,
+    GradientRecord,
     RunRecord,
     Sample,
+    SoftmaxRecord,
     Speed,
     Validation,
     write_atomically,
@@ -38,7 +41,7 @@ from twofold.study.record import (
 )
 from twofold.study.spec import StudySpec
 from twofold.training import checkpoints, processes
-from twofold.training.metrics import DivergedError, Step
+from twofold.training.metrics import DivergedError, Step, gradient_size
 from twofold.training.run import train
 
 SETTINGS_FILE = "settings.json"
@@ -115,6 +118,8 @@ def execute(run: PlannedRun, spec: StudySpec, data: StudyData, watcher: Watcher)
         configuration=_configuration(run, spec, data, model),
         sample=Sample(prompt=data.tokenizer.decode(prompt), text=data.tokenizer.decode(generation.token_ids)),
         curve=_curve(steps),
+        softmax=_softmax_record(model, spec, data),
+        gradient=_gradient_record(steps),
     )
     write_record(record, run.folder / RECORD_FILE)
     checkpoints.remove(run.folder)
@@ -129,6 +134,20 @@ def _cache_record(generation: Generation) -> CacheRecord:
         bytes_reserved=generation.bytes_reserved,
         bytes_per_token=generation.bytes_used / generation.cached_tokens,
     )
+
+
+def _softmax_record(model: TwofoldForCausalLM, spec: StudySpec, data: StudyData) -> SoftmaxRecord | None:
+    found = attention_entropy(
+        model, data.held_out, spec.data.context, packing=spec.data.packing, tokenizer=data.tokenizer
+    )
+    if found is None:
+        return None
+    return SoftmaxRecord(**asdict(found.overall), layers=asdict(found)["layers"])
+
+
+def _gradient_record(steps: list[Step]) -> GradientRecord | None:
+    found = gradient_size(steps)
+    return found and GradientRecord(**found._asdict())
 
 
 def _configuration(run: PlannedRun, spec: StudySpec, data: StudyData, model: TwofoldForCausalLM) -> dict[str, Any]:

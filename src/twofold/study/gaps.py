@@ -11,7 +11,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from twofold.study.axes import Member
 from twofold.study.record import Labelled, Part, read_checked, to_json, write_atomically
 from twofold.study.results import Results
-from twofold.study.statistics import Comparison, PerplexityGap, VariantSummary
+from twofold.study.statistics import Comparison, GradientSummary, PerplexityGap, SoftmaxSummary, VariantSummary
 
 GAPS_JSON = "gaps.json"
 
@@ -31,6 +31,8 @@ class Gap(Labelled):
     point: dict[str, Any]
     difference: Comparison | None
     perplexity_gap: PerplexityGap | None
+    softmax: SoftmaxSummary | None = None
+    gradient: GradientSummary | None = None
 
 
 class MemberGaps(Part):
@@ -126,4 +128,6 @@ def _gap(entry: VariantSummary, point: dict[str, Any]) -> Gap:
         point=point,
         difference=entry.difference_to_baseline,
         perplexity_gap=entry.perplexity_gap,
+        softmax=entry.softmax,
+        gradient=entry.gradient,
     )

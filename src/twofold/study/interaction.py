@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from twofold.study.contrast import Contrast, contrast
 from twofold.study.record import RunRecord
+from twofold.variants.choices import Sharing
 from twofold.variants.notation import parse
-from twofold.variants.variant import Sharing, Variant
+from twofold.variants.variant import Variant
 
 
 class Interaction(Contrast):

@@ -66,6 +66,11 @@ def matched(
     if cache_by not in CACHE_BY:
         raise ValueError(f"cache_by {cache_by!r} is unknown: choose {' or '.join(CACHE_BY)}")
     if "cache" in targets.wanted:
+        if arch.is_recurrent:
+            raise ValueError(
+                f"{arch.variant} keeps a state of constant size, so it has no {COSTS['cache']} that could be matched: "
+                "match parameters or compute only, or leave the variant out"
+            )
         candidates = _by_heads(arch, targets, given) if cache_by == "heads" else _by_head_dim(arch, targets, given)
         arch = _nearest(arch, candidates, targets, ["cache"], cache_by, given)
     rest = [name for name in targets.wanted if name != "cache"]
@@ -75,6 +80,8 @@ def matched(
 
 
 def _by_heads(arch: Architecture, targets: Targets, given: Collection[str]) -> list[Architecture]:
+    if arch.variant.latent or _is_rigid(arch):
+        return [arch]
     if "heads" in given:
         every = (_with_kv_heads(arch, kv_heads) for kv_heads in range(1, arch.heads + 1))
         return [one for one in every if one.heads == arch.heads]
@@ -88,11 +95,19 @@ def _with_kv_heads(arch: Architecture, kv_heads: int) -> Architecture:
 
 
 def _by_head_dim(arch: Architecture, targets: Targets, given: Collection[str]) -> list[Architecture]:
-    if "head_dim" in given:
+    if "head_dim" in given or _is_rigid(arch):
         return [arch]
     step = 1 if arch.learned_positions else 2  # rotary turns dims in pairs
-    dims = _around(lambda dim: cost("cache", replace(arch, head_dim=dim), 1), targets.wanted["cache"], step)
-    return [replace(arch, head_dim=dim) for dim in dims]
+    if arch.variant.needs_rotary_part and not arch.rotary_dims:
+        step = 8  # a quarter or half of them, in pairs
+    start = -(-arch.head_dim // step) * step
+    dims = _around(lambda dim: cost("cache", replace(arch, head_dim=dim), 1), targets.wanted["cache"], step, start)
+    return [replace(arch, head_dim=dim) for dim in dims if dim > arch.rotary_dims]
+
+
+def _is_rigid(arch: Architecture) -> bool:
+    """Whether heads and head dims follow from the width: some role is the input as it is."""
+    return bool(arch.variant.unprojected) or arch.variant.nonlinear_query
 
 
 def _by_mlp(arch: Architecture, targets: Targets, names: list[str], given: Collection[str]) -> list[Architecture]:
@@ -108,10 +123,13 @@ def _by_mlp(arch: Architecture, targets: Targets, names: list[str], given: Colle
     return [replace(arch, mlp=width) for width in _neighbours(ideal)]
 
 
-def _around(costs: Callable[[int], int], target: int, step: int = 1) -> list[int]:
-    """The multiples of `step` below and above the number at which a cost that grows linearly meets its target."""
-    start, slope = _line(lambda number: costs(number * step), target)
-    return [number * step for number in _neighbours((1 - start) / slope)]
+def _around(costs: Callable[[int], int], target: int, step: int = 1, start: int = 1) -> list[int]:
+    """The multiples of `step` below and above the number at which a cost that grows linearly meets its target.
+
+    Its line is drawn through `start` and twice that, where a model can be.
+    """
+    origin, slope = _line(lambda number: costs(number * start), target)
+    return [number * step for number in _neighbours((1 - origin) / slope * start / step)]
 
 
 def _line(costs: Callable[[int], int], target: int) -> tuple[float, float]:

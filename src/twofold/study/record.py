@@ -64,6 +64,36 @@ class Validation(Part):
         )
 
 
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Sharpness(Part):
+    """How sharply a softmax attends; see `evaluation.attention_entropy`: `entropy` is in nats."""
+
+    entropy: NotNegative
+    relative_entropy: NotNegative
+    saturated: NotNegative
+
+
+class SoftmaxRecord(Sharpness):
+    """The trained model's softmax on held-out windows, of all layers and of each; a layer that sees only its own
+    position has none.
+    """
+
+    layers: tuple[Sharpness | None, ...]
+
+
+class GradientRecord(Part):
+    """Norms of the gradient before clipping: medians over all steps, over the first tenth and over the last of them,
+    and the largest.
+    """
+
+    median: NotNegative
+    largest: NotNegative
+    first_tenth: NotNegative
+    last_tenth: NotNegative
+
+
 Finite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -141,7 +171,10 @@ class Labelled(Part):
 
 
 class Run(Labelled):
-    """One run as `results.json` carries it: everything but the scores of single documents."""
+    """One run as `results.json` carries it: everything but the scores of single documents.
+
+    `softmax` is None for a model that has none. Runs of earlier versions have neither it nor `gradient`.
+    """
 
     seed: int
     parameters: dict[str, NonNegativeInt]
@@ -152,6 +185,8 @@ class Run(Labelled):
     configuration: dict[str, Any]
     sample: Sample
     curve: tuple[CurvePoint, ...]
+    softmax: SoftmaxRecord | None = None
+    gradient: GradientRecord | None = None
 
     @property
     def changed(self) -> dict[str, Any]:

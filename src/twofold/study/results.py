@@ -14,6 +14,8 @@ from twofold.study.interaction import Interaction
 from twofold.study.picking import Tried
 from twofold.study.record import Labelled, Part, Run, RunRecord, read_checked, to_json, write_atomically
 from twofold.study.statistics import Comparison, VariantSummary, analyse
+from twofold.variants.choices import Recurrence
+from twofold.variants.notation import parse
 
 RESULTS_JSON = "results.json"
 RESULTS_CSV = "results.csv"
@@ -70,10 +72,20 @@ class Results(Part):
         return tuple(e.label for e in self.summary if e.bits_per_byte.mean >= self.bigram_bits_per_byte)
 
     @property
+    def bounded(self) -> tuple[Run, ...]:
+        """The first run of each variant whose cache does not grow with every token: of a window, or a state."""
+        first = {run.label: run for run in reversed(self.runs) if _is_bounded(run.configuration.get("sizes", {}))}
+        return tuple(first[entry.label] for entry in self.summary if entry.label in first)
+
+    @property
     def total(self) -> int:
         """Runs that are finished or still to be made: those reported, those that the sweep tried, those missing."""
         tried_only = sum(not one.chosen and not one.diverged for one in self.sweep)
         return len(self.runs) + tried_only + self.unfinished
+
+
+def _is_bounded(sizes: dict[str, Any]) -> bool:
+    return bool(sizes.get("window")) or parse(sizes.get("variant", "QKV")).recurrence is not Recurrence.NONE
 
 
 def build_results(
@@ -127,14 +139,19 @@ def write_results(results: Results, directory: Path) -> tuple[Path, Path]:
 
 def to_csv(results: Results) -> str:
     """One line per run. Columns are named after the path in `results.json`: `validation_bits_per_byte`."""
-    left_out = {"configuration", "sample", "curve"}
-    lines = [_flat(run.model_dump(exclude=left_out) | {"point": dict(run.point)}) for run in results.runs]
+    lines = [_flat(_in_csv(run)) for run in results.runs]
     columns = list(dict.fromkeys(column for line in lines for column in line))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
     return text.getvalue()
+
+
+def _in_csv(run: Run) -> dict[str, Any]:
+    """What a line tells of a run; a part that it does not have makes no column."""
+    told = run.model_dump(exclude={"configuration": True, "sample": True, "curve": True, "softmax": {"layers"}})
+    return {name: value for name, value in told.items() if value is not None} | {"point": dict(run.point)}
 
 
 def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -47,6 +47,15 @@ class Sizes(SpecPart):
     rotary_base: float | None = None
     norm_epsilon: float | None = None
     initial_deviation: float | None = None
+    rotary_dims: int | None = None
+    latent_dims: int | None = None
+    window: int | None = None
+    layer_pattern: str | None = None
+    scale_exponent: float | None = None
+    softcap: float | None = None
+    qk_norm: bool | None = None
+    sinks: bool | None = None
+    scaled_embeddings: bool | None = None
 
     @property
     def given(self) -> dict[str, Any]:

@@ -10,14 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import combinations
+from typing import TypeVar
 
 import numpy as np
 
 from twofold.study.contrast import LOSS, Contrast, Interval, contrast
 from twofold.study.interaction import Interaction, interactions
-from twofold.study.record import Labelled, Part, RunRecord
+from twofold.study.record import GradientRecord, Labelled, Part, RunRecord, SoftmaxRecord
 
 BASELINE = "QKV"
+
+Measured = TypeVar("Measured")
 
 
 class Spread(Part):
@@ -50,10 +53,31 @@ class PerplexityGap(Part):
     interval: Interval | None
 
 
+class SoftmaxSummary(Part):
+    """How sharply a variant attends, over its seeds: entropy in nats, its share of the largest possible, and the share
+    of saturated query positions (see `evaluation.attention_entropy`). `layers` are the mean shares of each layer.
+    """
+
+    entropy: Spread
+    relative_entropy: Spread
+    saturated: Spread
+    layers: tuple[float | None, ...]
+
+
+class GradientSummary(Part):
+    """A variant's gradient before clipping, over its seeds: the spread of each seed's medians, and the largest norm."""
+
+    median: Spread
+    first_tenth: Spread
+    last_tenth: Spread
+    largest: float
+
+
 class VariantSummary(Labelled):
     """One variant over its seeds. Cache bytes are measured; `cache_ratio` is to the study's largest cache.
 
     `bits_interval` is the 95 % interval of its mean bits per byte, over seeds or, with one, over documents.
+    `softmax` and `gradient` are of the seeds whose records have them.
     """
 
     seeds: tuple[int, ...]
@@ -69,6 +93,8 @@ class VariantSummary(Labelled):
     verdict: str
     difference_to_baseline: Comparison | None
     perplexity_gap: PerplexityGap | None = None
+    softmax: SoftmaxSummary | None = None
+    gradient: GradientSummary | None = None
 
     @property
     def standing(self) -> str:
@@ -190,7 +216,36 @@ def _summarise(
         verdict=_verdict(dominator, rival),
         difference_to_baseline=None if variant == baseline else comparisons[variant, baseline],
         perplexity_gap=None if variant == baseline else perplexity_gap(own, runs[baseline]),
+        softmax=_softmax([run.softmax for run in own if run.softmax]),
+        gradient=_gradient([run.gradient for run in own if run.gradient]),
     )
+
+
+def _softmax(found: Sequence[SoftmaxRecord]) -> SoftmaxSummary | None:
+    if not found:
+        return None
+    layers = zip(*(one.layers for one in found), strict=True)
+    return SoftmaxSummary(
+        entropy=_spread(found, lambda one: one.entropy),
+        relative_entropy=_spread(found, lambda one: one.relative_entropy),
+        saturated=_spread(found, lambda one: one.saturated),
+        layers=tuple(_mean([layer.relative_entropy for layer in seeds if layer]) for seeds in layers),
+    )
+
+
+def _gradient(found: Sequence[GradientRecord]) -> GradientSummary | None:
+    if not found:
+        return None
+    return GradientSummary(
+        median=_spread(found, lambda one: one.median),
+        first_tenth=_spread(found, lambda one: one.first_tenth),
+        last_tenth=_spread(found, lambda one: one.last_tenth),
+        largest=max(one.largest for one in found),
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
 
 
 def _rivals(
@@ -216,8 +271,8 @@ def _verdict(dominator: str | None, rival: str | None) -> str:
     return "on the frontier"
 
 
-def _spread(runs: Sequence[RunRecord], value: Callable[[RunRecord], float]) -> Spread:
-    values = [value(run) for run in runs]
+def _spread(found: Sequence[Measured], value: Callable[[Measured], float]) -> Spread:
+    values = [value(one) for one in found]
     deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return Spread(mean=float(np.mean(values)), standard_deviation=deviation)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -117,6 +118,31 @@ class MetricsCallback(TrainerCallback):
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+class GradientSize(NamedTuple):
+    """Norms of a run's gradient before clipping: the median and the largest of all its steps, and the medians of the
+    first and of the last tenth of them.
+    """
+
+    median: float
+    largest: float
+    first_tenth: float
+    last_tenth: float
+
+
+def gradient_size(steps: Sequence[Step]) -> GradientSize | None:
+    """What the steps say of the gradient; those that float16 left out do not count. None where none is left."""
+    norms = [step.gradient_norm for step in steps if step.gradient_norm is not None]
+    if not norms:
+        return None
+    tenth = -(-len(norms) // 10)
+    return GradientSize(
+        median=statistics.median(norms),
+        largest=max(norms),
+        first_tenth=statistics.median(norms[:tenth]),
+        last_tenth=statistics.median(norms[-tenth:]),
+    )
 
 
 def _line(step: Step) -> str:

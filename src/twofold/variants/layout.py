@@ -12,6 +12,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+STATE_ITEM_BYTES = 4
+"""Bytes of one number of a recurrence's state: float32, unless the model's own dtype is wider."""
 SCALE_BYTES = {"int8": 4}
 """Dtypes that need a scale for each part of a row, and the bytes of one: a float32."""
 
@@ -126,6 +128,16 @@ def cache_bytes(
     kept = tokens if window is None else min(tokens, window)
     row = layout.numbers(kv_heads) * itemsize + layout.parts(kv_heads) * scale_bytes
     return layers * batch * kept * row
+
+
+def state_bytes(
+    kv_heads: int, head_dim: int, *, layers: int = 1, batch: int = 1, itemsize: int = STATE_ITEM_BYTES
+) -> int:
+    """Bytes of the states of a linear recurrence: layers × sequences × G·D·(D + 1) numbers, for any tokens.
+
+    Per key/value head a D × D matrix and D numbers for the denominator (arXiv 2006.16236, equations 16 to 20).
+    """
+    return layers * batch * kv_heads * head_dim * (head_dim + 1) * max(itemsize, STATE_ITEM_BYTES)
 
 
 def item_bytes(dtype: str) -> int:

@@ -1,75 +1,52 @@
-"""`Variant`: which roles share a matrix and which heads share keys and values. A small frozen value object."""
+"""`Variant`: what an attention layer shares, and with whom. A small frozen value object, independent of sizes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import Enum
 
+from twofold.variants.choices import PositionTerm, Recurrence, Sharing, Treatment
 from twofold.variants.layout import RowLayout
-
-ROLES = ("query", "key", "value")
-
-
-class Sharing(Enum):
-    """Which of query, key and value are made by one matrix; the value is the notation."""
-
-    QKV = "QKV"
-    QUERY_KEY = "Q=K"
-    KEY_VALUE = "K=V"
-    ALL = "Q=K=V"
-
-    @property
-    def query_is_key(self) -> bool:
-        """Query and key are one vector: scores before the mask are symmetric."""
-        return self in (Sharing.QUERY_KEY, Sharing.ALL)
-
-    @property
-    def value_is_key(self) -> bool:
-        """Key and value are one vector: the row keeps it once."""
-        return self in (Sharing.KEY_VALUE, Sharing.ALL)
-
-    @property
-    def sources(self) -> dict[str, str]:
-        """Role → the role whose matrix makes it. The shared matrix is always the key's: only a key must exist."""
-        return {
-            "query": "key" if self.query_is_key else "query",
-            "key": "key",
-            "value": "key" if self.value_is_key else "value",
-        }
-
-    @property
-    def matrices(self) -> tuple[str, ...]:
-        """The distinct matrices, in the order query, key, value."""
-        return tuple(role for role in ROLES if self.sources[role] == role)
+from twofold.variants.meaning import require_meaning
+from twofold.variants.words import written
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One attention variant of arXiv 2606.04032 (section 3), independent of a model's sizes.
+    """One attention variant of arXiv 2606.04032 (section 3) or of its neighbours, independent of a model's sizes.
 
-    `kv_heads`: None as many as query heads (MHA), 1 for MQA, g for GQA-g. `position_term`: the paper's `+`, a 2-D
-    positional term on the scores, for non-causal models. Raises ValueError for pairs without a meaning.
+    - `sharing` and `kv_heads`: None as many as query heads (MHA), 1 for MQA, g for GQA-g.
+    - `treatment` of rotary where key and value are shared; elsewhere it has no effect.
+    - `position_term`: on the scores of non-causal models; the paper's `+` and its controls.
+    - `latent`: MLA, keys and values made from one cached latent (arXiv 2405.04434).
+    - `recurrence`: linear attention, whose cache is a state.
+    - `diagonal`: each role scales the shared vector's dims by factors of its own (arXiv 2412.00359).
+    - `unprojected`: roles whose matrix is left out, so that they are the layer's input.
+    - `rank`: every projection is a product of two matrices with so many dims between them.
+    - `nonlinear_query`: the query's matrix is replaced by a small network (arXiv 2603.13381).
+    - `row_layers`: so many neighbouring layers read the rows of their first (cross-layer attention, arXiv 2405.12981).
+    - `matrix_layers`: so many neighbouring layers use the projections of their first.
+
+    Raises ValueError for pairs without a meaning.
     """
 
     sharing: Sharing = Sharing.QKV
     kv_heads: int | None = None
-    position_term: bool = False
+    position_term: PositionTerm = PositionTerm.NONE
+    treatment: Treatment = Treatment.DEROTATED
+    latent: bool = False
+    recurrence: Recurrence = Recurrence.NONE
+    diagonal: bool = False
+    unprojected: tuple[str, ...] = ()
+    rank: int | None = None
+    nonlinear_query: bool = False
+    row_layers: int = 1
+    matrix_layers: int = 1
 
     def __post_init__(self) -> None:
-        if self.kv_heads is None:
-            return
-        if self.kv_heads < 1:
-            raise ValueError(f"GQA needs at least 1 key/value head, not {self.kv_heads}")
-        if self.sharing.query_is_key:
-            raise ValueError(
-                f"{self.sharing.value} cannot be combined with {self.heads_notation}: where the query is the key, "
-                "every query head needs a key head of its own. Use K=V or QKV with it, or drop it"
-            )
+        require_meaning(self)
 
     def __str__(self) -> str:
-        heads = self.heads_notation
-        words = [self.sharing.value] if self.sharing is not Sharing.QKV or not heads else []
-        return " ".join([*words, *([heads] if heads else []), *(["+"] if self.position_term else [])])
+        return written(self)
 
     @property
     def heads_notation(self) -> str:
@@ -80,24 +57,48 @@ class Variant:
 
     @property
     def paper_name(self) -> str:
-        """The name that the paper uses; a dash in it separates, it does not subtract."""
+        """The name that the paper uses, empty for what it does not name; a dash in it separates."""
+        if self != Variant(self.sharing, self.kv_heads, self.position_term):
+            return ""
         shared = {Sharing.QUERY_KEY: "Q=K-V", Sharing.KEY_VALUE: "Q-K=V"}.get(self.sharing, self.sharing.value)
         if self.heads_notation:
             shared = {Sharing.QKV: "", Sharing.KEY_VALUE: "Q-"}[self.sharing] + self.heads_notation
-        return f"({shared})+" if self.position_term else shared
+        if self.position_term is PositionTerm.NONE:
+            return shared
+        return f"({shared})+" if self.position_term is PositionTerm.PUBLISHED else ""
 
     @property
     def aliases(self) -> tuple[str, ...]:
         """Other accepted names: the paper's, where it differs from ours."""
-        return () if self.paper_name == str(self) else (self.paper_name,)
+        return () if self.paper_name in ("", str(self)) else (self.paper_name,)
 
     @property
     def slug(self) -> str:
         """The notation as a folder name: no spaces."""
         return str(self).replace(" ", "_")
 
+    @property
+    def needs_rotary_part(self) -> bool:
+        """Whether some dims have to be rotated, and others not."""
+        return self.latent or (self.sharing.value_is_key and self.treatment in (Treatment.KEPT, Treatment.DECOUPLED))
+
+    @property
+    def rotary_apart(self) -> bool:
+        """Whether the rotated dims are no dims of the content: a rotary key stands beside it."""
+        return self.latent or self.decoupled
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether a shared value stands beside a rotary key."""
+        return self.sharing.value_is_key and self.treatment is Treatment.DECOUPLED
+
     def kv_heads_for(self, heads: int) -> int:
-        """Key/value heads G in a model of `heads` query heads. Raises ValueError where g does not divide H."""
+        """Key/value heads G in a model of `heads` query heads: parts of a row, so 1 for a latent.
+
+        Raises ValueError where g does not divide H.
+        """
+        if self.latent:
+            return 1
         if self.kv_heads is None:
             return heads
         if heads % self.kv_heads:
@@ -121,10 +122,40 @@ class Variant:
         everyone = self.kv_heads is None and heads == kv_heads
         return replace(self, kv_heads=None if everyone else kv_heads), heads
 
-    def row_layout(self, head_dim: int) -> RowLayout:
-        """The row of one token. Q=K saves nothing: its value still has numbers of its own."""
-        return RowLayout.shared(head_dim) if self.sharing.value_is_key else RowLayout.separate(head_dim)
+    def usual_rotary_dims(self, head_dim: int) -> int:
+        """How many dims are rotated unless somebody says otherwise; even, and 0 where it would round to none.
 
-    def cache_ratio(self, heads: int) -> float:
-        """Cached numbers per token against QKV MHA with `heads` query heads."""
-        return self.row_layout(1).numbers(self.kv_heads_for(heads)) / RowLayout.separate(1).numbers(heads)
+        All of a head, but for `kept` a quarter as in Gemma 4, and for a rotary key of its own half a head's dims as in
+        DeepSeek-V2.
+        """
+        if not self.needs_rotary_part:
+            return head_dim
+        return head_dim // (4 if self.treatment is Treatment.KEPT else 2) // 2 * 2
+
+    def usual_latent_dims(self, head_dim: int) -> int:
+        """Dims of the latent unless somebody says otherwise: four heads' as in DeepSeek-V2; 0 where there is none."""
+        return 4 * head_dim if self.latent else 0
+
+    def row_layout(self, head_dim: int, rotary_dims: int | None = None, latent_dims: int | None = None) -> RowLayout:
+        """The row of one token, for the usual rotary and latent dims where they are None.
+
+        Q=K saves nothing: its value still has numbers of its own.
+        """
+        rotary_dims = self.usual_rotary_dims(head_dim) if rotary_dims is None else rotary_dims
+        if self.latent:
+            return RowLayout.latent(latent_dims or self.usual_latent_dims(head_dim), rotary_dims)
+        if not self.sharing.value_is_key:
+            return RowLayout.separate(head_dim)
+        if self.decoupled:
+            return RowLayout.decoupled(head_dim, rotary_dims)
+        return RowLayout.partial(head_dim, rotary_dims) if self.needs_rotary_part else RowLayout.shared(head_dim)
+
+    def cache_ratio(self, heads: int, head_dim: int = 64) -> float | None:
+        """Cached numbers per token against QKV MHA with `heads` query heads, over a whole number of `row_layers`.
+
+        None for a recurrence, which keeps a state of constant size and no rows.
+        """
+        if self.recurrence is not Recurrence.NONE:
+            return None
+        row = self.row_layout(head_dim).numbers(self.kv_heads_for(heads)) / self.row_layers
+        return row / RowLayout.separate(head_dim).numbers(heads)

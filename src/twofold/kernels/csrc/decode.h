@@ -5,7 +5,7 @@
 
 #include "types.h"
 
-// Filled by kernels/native_decode.py, field by field in this order; every field has eight bytes. Strides count numbers,
+// Filled by kernels/decode_native.py, field by field in this order; every field has eight bytes. Strides count numbers,
 // not bytes. Spans and shapes were checked there; `starts` and `lengths` are checked here.
 struct DecodeArguments {
   int64_t sequences, query_heads, groups, positions, rows;

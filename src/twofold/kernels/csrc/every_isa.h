@@ -5,9 +5,10 @@
 
 #include "decode_chunk.h"
 #include "matvec_dots.h"
+#include "per_token_each.h"
 #include "probes.h"
 
-#define TWOFOLD_KERNELS(table, name)                                                                       \
-  extern const Kernels table;                                                                              \
-  const Kernels table = {name,         decode_sizes,        decode_chunk, read_numbers,                    \
-                         multiply_add, kProbeFlopsPerRound, matvec_rows}
+#define TWOFOLD_KERNELS(table, name)                                                                                  \
+  extern const Kernels table;                                                                                         \
+  const Kernels table = {name,         decode_sizes,        decode_chunk, read_numbers, multiply_add,                 \
+                         kProbeFlopsPerRound, matvec_rows,  rms_norm,     turn,         quantise}

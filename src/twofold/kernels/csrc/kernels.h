@@ -5,6 +5,7 @@
 
 #include "decode.h"
 #include "matvec.h"
+#include "per_token.h"
 
 struct Kernels {
   const char* name;
@@ -15,6 +16,9 @@ struct Kernels {
   int64_t flops_per_round;
   // out[t][n] = weight row (first + n) · x[t], for `count` weight rows.
   void (*matvec_rows)(const MatvecTask&, int64_t first, int64_t count, float* out);
+  void (*rms_norm)(const NormTask&);
+  void (*turn)(const TurnTask&);
+  void (*quantise)(const QuantiseTask&);
 };
 
 // In use: the best by default, or what twofold_use_isa chose.

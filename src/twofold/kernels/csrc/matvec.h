@@ -7,6 +7,20 @@
 
 constexpr int64_t kMaxTokens = 4;
 
+// Filled by kernels/matvec.py, field by field in this order; every field has eight bytes. Types are those of DType.
+// Shapes were checked there.
+struct MatvecArguments {
+  const void* weight;  // [rows, width], last dim contiguous
+  int64_t weight_type, weight_stride, rows, width;
+  const void* x;  // [tokens, width], contiguous, as y is: float32 or bfloat16
+  int64_t x_type, tokens;
+  const void* bias;  // [rows] or null
+  int64_t bias_type;
+  const float* scales;  // [rows] or null
+  void* y;              // [tokens, rows] of x's type
+  int64_t threads;
+};
+
 // What the instruction sets read. Strides count numbers, not bytes.
 struct MatvecTask {
   const void* weight;  // [rows, width], last dim contiguous: float32, bfloat16 or int8
