@@ -257,3 +257,20 @@ def test_a_state_is_there_from_its_first_stride_and_does_not_grow():
     assert [state.bytes(tokens, "float32") for tokens in (3, 4, 5, 400)] == [0, 52, 52, 52]
     waiting = Kept(RowLayout.shared(3), 1, stride=5, unfinished=True)
     assert [waiting.bytes(tokens, "int8") for tokens in (4, 5, 7)] == [4 * 7, 0, 2 * 7]
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ({"model_type": "llama", "num_layers": 4, "hidden_size": 512, "num_attention_heads": 8}, "layers 32"),
+        ({"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 512}, "heads 32"),
+        ({"model_type": "gpt2", "n_layer": 3, "n_embd": 24}, "heads 12"),
+    ],
+)
+def test_what_transformers_filled_in_is_told(written, told):
+    assert f"transformers' defaults: {told}." in read(written).notes[0]
+
+
+def test_nothing_is_told_where_all_is_written():
+    written = {"model_type": "gpt2", "n_layer": 3, "n_embd": 24, "n_head": 2}
+    assert not any("defaults" in note for note in read(written).notes)

@@ -20,3 +20,12 @@ def test_python_runs(tmp_path, monkeypatch):
     assert names["outputs"].shape == (2, names["prompt"].shape[1] + 20)
     assert names["cache"].get_seq_length() == names["prompt"].shape[1] + 19
     assert names["read"].shape == (1, 16, 1, 64)
+
+
+def test_python_of_the_page_on_variants_runs():
+    names = {}
+    for code in re.findall(r"```python\n(.*?)```", (PAGE.parent / "variants.md").read_text(), flags=re.DOTALL):
+        exec(compile(code, "variants.md", "exec"), names)
+    assert names["model"].config.architecture.row_layout.shared_width == 8
+    assert names["outputs"].logits.shape == (4, 16, 10)
+    assert names["outputs"].loss.isfinite()

@@ -261,3 +261,9 @@ def test_what_cannot_be_computed_is_refused():
 def test_a_causal_decoder_refuses_every_term(term):
     with pytest.raises(ValueError, match="non-causal models, and this is a causal decoder"):
         Architecture(layers=1, width=16, heads=2, mlp=32, vocab=11, positions=8, block="paper", variant=f"Q=K{term}")
+
+
+@pytest.mark.parametrize("name", ["window", "rotary", "layers"])
+def test_a_field_that_an_encoder_does_not_have_is_refused(name):
+    with pytest.raises(ValueError, match=f"has no {name}, and would never read it"):
+        TwofoldEncoderConfig(**{name: 3})

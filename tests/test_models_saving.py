@@ -109,3 +109,9 @@ def test_auto_classes_load_in_a_fresh_process(first, tmp_path):
     *names, total = done.stdout.strip().rsplit(maxsplit=1)
     assert names == ["TwofoldConfig TwofoldForCausalLM K=V GQA-2 TwofoldModel"]
     assert float(total) == sum(p.sum().item() for p in model.parameters())
+
+
+@pytest.mark.parametrize(("name", "called"), [("window", "sliding_window"), ("layers", "num_hidden_layers")])
+def test_a_field_under_another_name_is_refused_and_not_kept_unread(name, called):
+    with pytest.raises(ValueError, match=f"{name} is called {called} in a configuration"):
+        TwofoldConfig(**{name: 3})

@@ -223,3 +223,11 @@ def test_neighbours_match_a_cache_as_far_as_they_can(notation, by, found):
 def test_a_cache_that_nothing_changes_is_refused(notation, by, reason):
     with pytest.raises(ValueError, match=reason):
         matched(architecture("tiny", variant=notation), Targets({"cache": 2048}, 256), by)
+
+
+def test_an_entrys_own_window_has_no_cache_per_token_to_match():
+    arch = architecture("tiny", variant="QKV", window=32, layer_pattern="SSSL")
+    targets = Targets({"cache": 2048}, 256)
+    with pytest.raises(ValueError, match="pattern SSSL keeps a smaller share of a longer text"):
+        matched(arch, targets, given=("window", "layer_pattern"))
+    assert matched(arch, targets).kv_heads == 2, "the same window for all is no obstacle"

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from twofold.analysis.published import PublishedCache
 from twofold.analysis.published_families import CHECKED, read_layers
-from twofold.analysis.published_reading import LAYERS, Fields, Settings
+from twofold.analysis.published_reading import HEADS, LAYERS, WIDTH, Fields, Settings
+
+_DECIDE = {"layers": LAYERS, "heads": HEADS, "width": WIDTH}
 
 
 def read(source: str | Path | Mapping[str, Any]) -> PublishedCache:
@@ -24,7 +27,22 @@ def read(source: str | Path | Mapping[str, Any]) -> PublishedCache:
     configuration itself. Raises ValueError where there is none, where the model has no decoder of its own, and where
     what it caches cannot be told for certain.
     """
-    return read_layers(_settings(_text_model(configuration(source))))
+    written = dict(source) if isinstance(source, Mapping) else _written(source)
+    text = _text_model(configuration(written))
+    cache = read_layers(_settings(text))
+    return replace(cache, notes=(*_filled_in(written, text), *cache.notes))
+
+
+def _filled_in(written: Mapping[str, Any], text: Any) -> list[str]:
+    """A note of what decides the cache and is transformers' default, since it is not written or under another name."""
+    parts = [written, *(part for part in written.values() if isinstance(part, Mapping))]
+    taken = {what: (names, _field(text)(*names)) for what, names in _DECIDE.items()}
+    absent = [
+        f"{what} {value}"
+        for what, (names, value) in taken.items()
+        if not any(part.get(name) == value for part in parts for name in names)
+    ]
+    return [f"Not written in the configuration, so transformers' defaults: {', '.join(absent)}."] if absent else []
 
 
 def configuration(source: str | Path | Mapping[str, Any]) -> Any:

@@ -131,7 +131,7 @@ def plan(
     notes += ["Exact numbers: one variant alone, or --json."] if len(plans) > 1 else []
     warnings = [Text(line, style="yellow") for line in _warnings(plans)]
     shown = _single(plans[0]) if len(plans) == 1 else _comparison(plans)
-    show(_heading(models[0], dtype), "", shown, "", *notes, *warnings)
+    show(_heading(models, dtype), "", shown, "", *notes, *warnings)
 
 
 def _refuse_sizes(sizes: dict[str, object]) -> None:
@@ -143,13 +143,21 @@ def _refuse_sizes(sizes: dict[str, object]) -> None:
         )
 
 
-def _heading(model: Architecture, dtype: str) -> str:
-    positions = "learned positions" if model.learned_positions else "rotary, trained"
+def _heading(models: list[Architecture], dtype: str) -> str:
+    model, positions = models[0], " or ".join(dict.fromkeys(_positions(one) for one in models))
     return (
         f"{model.layers} layers, width {model.width:,}, {model.heads} query heads of {model.head_dim}, "
         f"MLP {model.mlp:,}, vocabulary {model.vocab:,},\n"
-        f"{model.block} block, {positions} to {model.positions:,}; weights and cache in {dtype}"
+        f"{model.block} block, {positions}, to {model.positions:,}; weights and cache in {dtype}"
+        + (f";\nlayers {model.layer_pattern}, window {model.window:,}" if model.window else "")
     )
+
+
+def _positions(model: Architecture) -> str:
+    if model.learned_positions:
+        return "learned positions"
+    part = "" if model.rotary == "full" else f" over {model.rotated_dims} dims"
+    return f"rotary{part}"
 
 
 def _single(plan: costs.Plan) -> Table:

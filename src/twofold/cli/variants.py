@@ -27,7 +27,7 @@ EXAMPLES = """[bold]Examples[/bold]
 LEGEND = f"""Row: k key only, v value only, c both; four letters stand for one head dim.
 Cache: against QKV with {QUERY_HEADS} query heads of {HEAD_DIM} dims; KV: key/value.
 MLA and rows with rotated dims apart (ʳ) have their usual widths here.
-A recurrence keeps a state of constant size, as large as {{state}} tokens of QKV.
+A recurrence keeps a float32 state as large as {{state}} float32 tokens of QKV.
 +: on the scores; it needs a non-causal model.
 Paper: the name in arXiv 2606.04032, accepted as well; its dash separates."""
 

@@ -100,7 +100,7 @@ class Architecture:
             object.__setattr__(self, "variant", parse(self.variant))
         if not self.head_dim:
             object.__setattr__(self, "head_dim", fitting.head_dim(self.width, self.heads))
-        if not self.rotary or (self.rotary == "full" and self.variant.rotary_apart):  # all of a key beside the content
+        if not self.rotary or (self.rotary == "full" and self.variant.needs_rotary_part):
             object.__setattr__(self, "rotary", self._usual_rotary())
         if not self.initial_deviation:
             object.__setattr__(self, "initial_deviation", 0.02 if paper else self.width**-0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -23,6 +24,13 @@ CONFIG_NAMES = {
     "window": "sliding_window",
 }
 """Fields of `Architecture` that transformers calls otherwise."""
+
+
+def require_own_names(given: Mapping[str, Any]) -> None:
+    """Raise ValueError for a field of `Architecture` under a name that a configuration would keep and never read."""
+    for name in CONFIG_NAMES:
+        if name in given:
+            raise ValueError(f"{name} is called {CONFIG_NAMES[name]} in a configuration: give {CONFIG_NAMES[name]}")
 
 
 @strict
@@ -68,6 +76,7 @@ class TwofoldConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        require_own_names(kwargs)
         architecture = self.architecture
         self.variant = str(architecture.variant)
         self.head_dim = architecture.head_dim

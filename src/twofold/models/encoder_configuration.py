@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 
 from twofold.attention.position_term import CHANNELS, row_channels
 from twofold.models import fitting
+from twofold.models.architecture import FIELDS
 from twofold.variants.choices import PositionTerm, Recurrence
 from twofold.variants.notation import parse
 from twofold.variants.tensors import LayerSizes
@@ -59,6 +60,10 @@ class TwofoldEncoderConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        if unread := [name for name in FIELDS if name in kwargs]:
+            raise ValueError(
+                f"an encoder's configuration has no {', '.join(unread)}, and would never read it: leave it out"
+            )
         for name in ("num_hidden_layers", "hidden_size", "num_attention_heads", "max_position_embeddings"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")

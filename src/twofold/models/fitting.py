@@ -97,6 +97,11 @@ def variant(arch: Architecture) -> None:
         raise ValueError(f"latent_dims are for MLA, and the variant is {chosen}: leave them out")
     if arch.latent_dims < 0:
         raise ValueError(f"latent_dims must be at least 1, not {arch.latent_dims}")
+    if chosen.rank is not None and chosen.rank >= min(arch.width, arch.heads * arch.head_dim):
+        raise ValueError(
+            f"{chosen}: factors of rank {chosen.rank} are no fewer numbers than a matrix from {arch.width} to "
+            f"{arch.heads * arch.head_dim} dims: give a lower rank, or drop it"
+        )
     for name in ("qk_norm", "sinks", "softcap"):
         if getattr(arch, name) and (arch.is_recurrent or (name == "qk_norm" and (chosen.latent or chosen.decoupled))):
             why = "has no softmax" if arch.is_recurrent else "normalises what it caches already"
@@ -105,13 +110,18 @@ def variant(arch: Architecture) -> None:
 
 def layers(arch: Architecture) -> None:
     """A pattern has S, B and L only, S and B a window; layers that share rows share a window, and rows have a maker."""
-    pattern = arch.layer_pattern
+    pattern, sharing = arch.layer_pattern, arch.variant
+    if max(sharing.row_layers, sharing.matrix_layers) > arch.layers:
+        raise ValueError(f"{sharing} shares among more layers than there are, {arch.layers}: give a smaller number")
     if set(pattern) - set("SBL"):
         raise ValueError(f"layer_pattern {pattern!r} may hold S (sliding window), B (blocks) and L (all tokens) only")
     if arch.window < 0:
         raise ValueError(f"window must be at least 1, or 0 for none, not {arch.window}")
     if set(pattern) & set("SB") and not arch.window:
-        raise ValueError(f"layer_pattern {pattern!r} has layers with a window or blocks: give window, in tokens")
+        raise ValueError(
+            f"layer_pattern {pattern!r} has layers with a window or blocks: give window, in tokens (in a configuration "
+            "it is called sliding_window)"
+        )
     if arch.window and not set(pattern) & set("SB"):
         raise ValueError(f"window {arch.window} is used by no layer of the pattern {pattern!r}: leave it out")
     if arch.window and arch.is_recurrent:

@@ -62,6 +62,8 @@ def changes(base: Architecture, kv_heads: int | None, arch: Architecture, given:
     pairs = {name: (getattr(base, name), getattr(arch, name)) for name in told}
     if kv_heads is not None:
         pairs["kv_heads"] = (kv_heads, arch.kv_heads)
+    if "partial" in (base.rotary, arch.rotary):  # where 0 stands for a number that the variant decides
+        pairs["rotary_dims"] = (base.rotated_dims, arch.rotated_dims)
     order = dict.fromkeys((*_FIRST, *pairs))
     return {name: pairs[name] for name in order if name in pairs and pairs[name][0] != pairs[name][1]}
 
@@ -69,9 +71,9 @@ def changes(base: Architecture, kv_heads: int | None, arch: Architecture, given:
 def label(arch: Architecture, changed: Changes, given: Collection[str]) -> str:
     """The notation, with what else differs from the study's model; an MLP's width only where the entry gave it.
 
-    Key/value heads stand in the notation, or follow from the heads.
+    Key/value heads stand in the notation, or follow from the heads; rotated dims follow from the variant.
     """
-    quiet = {"kv_heads"} | ({"mlp"} - set(given))
+    quiet = {"kv_heads"} | ({"mlp", "rotary_dims"} - set(given))
     told = [f"{name} {_text(value)}" for name, (_, value) in changed.items() if name not in quiet]
     return f"{arch.variant} ({', '.join(told)})" if told else str(arch.variant)
 
@@ -84,4 +86,6 @@ def changes_text(changed: Mapping[str, Any]) -> str:
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if value == "":
+        return "none"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -71,6 +71,12 @@ def matched(
                 f"{arch.variant} keeps a state of constant size, so it has no {COSTS['cache']} that could be matched: "
                 "match parameters or compute only, or leave the variant out"
             )
+        if {"window", "layer_pattern"} & set(given):
+            raise ValueError(
+                f"{arch.variant} with the pattern {arch.layer_pattern} keeps a smaller share of a longer text, so that "
+                f"equal {COSTS['cache']} are no equal cache: match parameters or compute only, or give all variants "
+                "the same window, under model"
+            )
         candidates = _by_heads(arch, targets, given) if cache_by == "heads" else _by_head_dim(arch, targets, given)
         arch = _nearest(arch, candidates, targets, ["cache"], cache_by, given)
     rest = [name for name in targets.wanted if name != "cache"]
@@ -160,6 +166,7 @@ def _nearest(
     found = " and ".join(_difference(cost(name, best, targets.context), targets.wanted[name]) for name in names)
     fixed = f" ({field} is given and stays)" if field in given else ""
     hint = "Match to that" + {"heads": ", or by head_dim", "head_dim": ", or by heads"}.get(field, "")
+    hint = "Match to that, or give latent_dims and rotary_dims" if arch.variant.latent else hint
     hint = f"Match to that, or leave {field} out" if field in given else hint
     hint = "Match one of the two alone" if len(names) > 1 else hint
     raise ValueError(

@@ -91,8 +91,8 @@ def _projections(variant: Variant) -> Iterator[str]:
 def _latent(variant: Variant) -> Iterator[str]:
     if others := _others(variant):
         yield (
-            f"MLA cannot be combined with {others[0]}: its keys and values come from a latent that all heads share. "
-            "For key = value inside a latent without up-projections use K=V decoupled"
+            f"MLA cannot be combined with {others[0]}: all of its keys and values are made from one latent, by "
+            "projections of its own. For key = value inside a latent without up-projections use K=V decoupled"
         )
 
 
@@ -101,12 +101,12 @@ def _others(variant: Variant) -> list[str]:
     given = {
         variant.sharing.value: variant.sharing is not Sharing.QKV,
         variant.heads_notation: variant.kv_heads is not None,
-        "diagonal scales": variant.diagonal,
-        "a left-out projection": bool(variant.unprojected),
+        "diagonal": variant.diagonal,
+        "no-W…": bool(variant.unprojected),
         f"rank-{variant.rank}": variant.rank is not None,
         "nonlinear-WQ": variant.nonlinear_query,
         "a recurrence": variant.recurrence is not Recurrence.NONE,
-        "rows of other layers": variant.row_layers > 1,
+        f"CLA-{variant.row_layers}": variant.row_layers > 1,
     }
     return [name for name, there in given.items() if there]
 

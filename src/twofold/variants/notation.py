@@ -88,9 +88,27 @@ def _unknown(text: str) -> str:
     known = {name.upper(): name for v in PUBLISHED for name in (str(v), *v.aliases)}
     known |= {word: name for word, (name, *_) in WORDS.items()} | {"SIMPLIFIED": "simplified"}
     known |= {f"{word.upper()}-2": f"{word}-2" for word in NUMBERED} | {f"NO-W{r}": f"no-W{r}" for r in "QKV"}
-    near = difflib.get_close_matches(" ".join(_words(text)), known, n=1, cutoff=0.5)
-    hint = f"did you mean {known[near[0]]!r}? " if near else ""
+    hint = f"did you mean {near!r}? " if (near := _nearest(text, known)) else ""
     return (
         f"unknown variant {text!r}: {hint}A variant is QKV, Q=K, K=V or Q=K=V, then optionally MHA, GQA-g or MQA, "
-        "then optionally +; see `twofold variants`"
+        "then optionally other words (kept, CLA-2, …) and +; see `twofold variants`"
     )
+
+
+def _nearest(text: str, known: dict[str, str]) -> str:
+    """The text with its unknown words replaced, where that is a variant; else the known notation that is nearest."""
+    repaired = [_repaired(word, known) for word in _words(text)]
+    if all(repaired) and len(repaired) > 1 and repaired != _words(text):
+        try:
+            return str(parse(" ".join(repaired)))
+        except ValueError:
+            pass
+    near = difflib.get_close_matches(" ".join(_words(text)), known, n=1, cutoff=0.5)
+    return known[near[0]] if near else ""
+
+
+def _repaired(word: str, known: dict[str, str]) -> str:
+    if word in known or word in SHARINGS or word == "DEROTATED" or _HEADS.fullmatch(word) or field_of(word):
+        return word
+    near = difflib.get_close_matches(word, [name for name in known if " " not in name], n=1, cutoff=0.6)
+    return near[0] if near else ""
