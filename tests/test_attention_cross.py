@@ -5,12 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from small_models import randomise
+from small_models import randomise, small_config
 from twofold.attention.cross import CrossAttention, MemorySpan, memory_span
 from twofold.attention.reference_roles import Head, Setting, linear
 from twofold.attention.scores import Scoring
 from twofold.cache.layer import RowLayer
 from twofold.kernels import decode_native, native
+from twofold.models.sights import memory_sight
 from twofold.variants.layout import cache_bytes
 from twofold.variants.notation import parse
 from twofold.variants.tensors import LayerSizes
@@ -110,7 +111,7 @@ def test_scores_are_scaled_and_capped_as_everywhere(exponent, softcap, positions
 
 def test_a_span_is_what_a_mask_without_holes_says():
     for padding in list(MASKS)[:3]:
-        starts, lengths = memory_span(real_of(padding))
+        starts, lengths, _ = memory_span(real_of(padding))
         at = torch.arange(S)
         if starts is None:
             assert lengths is None
@@ -196,3 +197,16 @@ def test_rows_that_do_not_fit_are_refused():
 def test_variants_without_a_meaning_are_refused(name, message):
     with pytest.raises(ValueError, match=message):
         crossing(name)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_a_mask_of_another_length_than_the_memory_is_refused(implementation):
+    config = small_config(attn_implementation=implementation)
+    layer = CrossAttention(parse("K=V"), LayerSizes(WIDTH, HEADS, D), config).double()
+    x, memory = torch.randn(2, 1, WIDTH, dtype=torch.float64), torch.randn(2, 5, WIDTH, dtype=torch.float64)
+    rows = layer.rows(memory)
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]])
+    with pytest.raises(ValueError, match="the mask covers 4 tokens, and the memory has 5"):
+        layer(x, rows, memory_sight(config, x, mask))
+    with pytest.raises(ValueError, match="there are 1 sequences and memories of 2"):
+        layer(x[:1], rows)

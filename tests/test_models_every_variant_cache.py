@@ -5,7 +5,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from every_variant import EVERY, HEAD_DIM, HEADS, KINDS, WINDOWED, every_model
-from small_models import random_ids, uninitialised_is_nan
+from small_models import random_ids, small_model, uninitialised_is_nan
 from twofold.analysis import costs
 from twofold.attention import decoding
 from twofold.kernels import native
@@ -162,3 +162,27 @@ def test_a_cache_of_transformers_is_adopted(name):
         assert_close(in_steps(model, ids, 3, None, cache), full, full.std())
     sizes = model.config.architecture
     assert sum(layer.bytes_used for layer in cache.layers) == bytes_by_hand(sizes, LENGTH)
+
+
+@pytest.mark.parametrize("variant", ["K=V on_read", "Q=K=V on_read"])
+def test_cached_keys_that_turn_when_read_need_positions_that_count(variant):
+    model, ids = small_model(variant), random_ids(2, 10)
+    gaps = torch.tensor([[0, 1, 2, 3, 4, 20, 21, 22, 23, 24]])
+    with torch.no_grad():
+        cache = model(ids[:, :5], position_ids=gaps[:, :5]).cache
+        with pytest.raises(ValueError, match="these position_ids leave gaps or begin elsewhere"):
+            model(ids[:, 5:], position_ids=gaps[:, 5:], cache=cache)
+        shifted = torch.arange(10)[None] + 1_000
+        whole = model(ids, position_ids=shifted, use_cache=False).logits
+        cache = model(ids[:, :5], position_ids=shifted[:, :5]).cache
+        steps = [model(ids[:, n : n + 1], position_ids=shifted[:, n : n + 1], cache=cache).logits for n in range(5, 10)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole[:, 5:], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("variant", ["MLA", "K=V decoupled", "K=V kept"])
+def test_a_window_shorter_than_the_text_takes_gradients(variant):
+    model, ids = small_model(variant, rotary="partial", rotary_dims=4, sliding_window=3), random_ids(1, 7)
+    loss = model(ids, use_cache=True).logits.square().sum()
+    wanted = torch.autograd.grad(model(ids, use_cache=False).logits.square().sum(), list(model.parameters()))
+    for found, of_all in zip(torch.autograd.grad(loss, list(model.parameters())), wanted, strict=True):
+        torch.testing.assert_close(found, of_all, rtol=1e-9, atol=1e-9)

@@ -25,10 +25,19 @@ from twofold.variants.variant import Variant
 
 
 class MemorySpan(NamedTuple):
-    """What few queries see of a memory: of sequence b the rows from `starts_B` to `lengths_B` (int64), or all."""
+    """What few queries see of a memory: of sequence b the rows from `starts_B` to `lengths_B` (int64), or all.
+
+    `tokens` are those of the mask that said so, where there was one.
+    """
 
     starts_B: Tensor | None = None  # noqa: N815
     lengths_B: Tensor | None = None  # noqa: N815
+    tokens: int | None = None
+
+    def check(self, rows: KeptRows) -> None:
+        """Raise ValueError for rows of another number of tokens than the mask had that this comes from."""
+        if self.tokens is not None and self.tokens != rows.heads_BGSW.shape[2]:
+            raise _another_length(self.tokens, rows)
 
 
 class CrossAttention(nn.Module):
@@ -77,9 +86,14 @@ class CrossAttention(nn.Module):
         `sight` is None for all rows, a mask [B, 1, T, S] as in `scores.attend`, or a span of rows for a decode kernel.
         """
         query_BHTD = self.projections(x_BTM, None, borrows=True).query_BTHD.transpose(1, 2)
+        if len(x_BTM) != len(rows.heads_BGSW):
+            raise ValueError(f"there are {len(x_BTM)} sequences and memories of {len(rows.heads_BGSW)}: give one each")
         if isinstance(sight, MemorySpan):
+            sight.check(rows)
             read_BTHD, weights = self._read(query_BHTD, rows, sight), None
         else:
+            if sight is not None and sight.shape[-1] != rows.heads_BGSW.shape[2]:
+                raise _another_length(sight.shape[-1], rows)
             key_BGSD, value_BGSD = keys_and_values(self.layout, KeptRows(*rows.to(query_BHTD.dtype)))
             read_BTHD, weights = attend(
                 self,
@@ -111,15 +125,23 @@ class CrossAttention(nn.Module):
         return read_BN1D.unflatten(1, query_BHTD.shape[1:3]).squeeze(3).transpose(1, 2)
 
 
+def _another_length(tokens: int, rows: KeptRows) -> ValueError:
+    return ValueError(
+        f"the mask covers {tokens} tokens, and the memory has {rows.heads_BGSW.shape[2]}: give one for all"
+    )
+
+
 def memory_span(real_BS: Tensor | None) -> MemorySpan | None:
     """The span of a boolean mask that is False for padding, on whichever side; None where padding lies between."""
-    if real_BS is None or bool(real_BS.all()):
+    if real_BS is None:
         return MemorySpan()
+    if bool(real_BS.all()):
+        return MemorySpan(tokens=real_BS.shape[1])
     starts_B = real_BS.int().argmax(dim=1)
     lengths_B = starts_B + real_BS.sum(dim=1)
     at_S = torch.arange(real_BS.shape[1])
     contiguous_BS = (at_S >= starts_B[:, None]) & (at_S < lengths_B[:, None])
-    return MemorySpan(starts_B, lengths_B) if torch.equal(real_BS, contiguous_BS) else None
+    return MemorySpan(starts_B, lengths_B, real_BS.shape[1]) if torch.equal(real_BS, contiguous_BS) else None
 
 
 def _require_meaning(variant: Variant) -> None:

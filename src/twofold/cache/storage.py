@@ -90,8 +90,9 @@ class RowStorage:
 
     def put(self, rows: KeptRows) -> None:
         """Put rows that were kept elsewhere at the front, as they are."""
-        parts = zip(self.read(0, rows.heads_BGSW.shape[2]), rows, strict=True)
-        for own, given in parts:
+        for number, given in enumerate(rows):
+            # A view of its own for each: the one before has changed what both lie in, which matters for gradients.
+            own = self.read(0, rows.heads_BGSW.shape[2])[number]
             assert (own is None) == (given is None)
             if own is not None and given is not None:
                 own.copy_(given)

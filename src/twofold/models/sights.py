@@ -55,6 +55,8 @@ def sights(
         return {Reach(): Sight(_token_mask(attention_mask, cache, positions_BT, len(x_BTM)))}
     _require_masks(config, reaches)
     on_read = by is not None and turned_on_read(sizes.variant)
+    if on_read and cache is not None and not torch.compiler.is_compiling():
+        _require_counted(cache, attention_mask, positions_BT)
     if config._attn_implementation == "sdpa" and not sizes.sinks and not any(reach.block for reach in reaches):
         turns = frequencies(sizes.rotated_dims, sizes.rotary_base, x_BTM.device) if on_read else None
         step = decode_mask(
@@ -74,6 +76,27 @@ def sights(
         turned = _row_rotation(sizes, attention_mask, cache, positions_BT, by, reach.window) if on_read else None
         made[reach] = Sight(mask, turned)
     return made
+
+
+def _require_counted(cache: Cache, attention_mask: Tensor | None, positions_BT: Tensor) -> None:
+    """Raise ValueError unless cached and new positions count the tokens, from any number on.
+
+    Rows that are turned when they are read do not say where they stand: it is counted back from the new tokens.
+    """
+    cached, new = cache.get_seq_length(), positions_BT.shape[1]
+    if attention_mask is not None and attention_mask.ndim == 2:
+        real_BS = attention_mask.bool()
+        shift_BT = (positions_BT - (real_BS.cumsum(dim=1) - 1)[:, -new:])[real_BS[:, -new:]]
+    else:
+        shift_BT = positions_BT - torch.arange(cached, cached + new, device=positions_BT.device)
+    shifts = shift_BT.unique().tolist()
+    known = shifts if cached == 0 else getattr(cache, "position_shifts", shifts)
+    if cached and (len(known) > 1 or len({*known, *shifts}) > 1):
+        raise ValueError(
+            "on_read turns cached keys by counting back from the new tokens, and these position_ids leave gaps or begin"
+            " elsewhere: leave position_ids out, or use derotated, kept or decoupled"
+        )
+    cache.position_shifts = known
 
 
 def _require_masks(config: TwofoldConfig, reaches: set[Reach]) -> None:

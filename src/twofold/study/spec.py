@@ -209,6 +209,12 @@ class StudySpec(SpecPart):
             except ValueError as error:
                 raise PlacedError(("match", name), str(error)) from error
             numbers[name] = cost(name, reference, self.data.context) if reference else int(value)
+            if not numbers[name]:
+                raise PlacedError(
+                    ("match", name),
+                    f"{value} keeps a state of constant size, so it has no cached bytes per token that others could be "
+                    "matched to: name a variant with rows, or a number",
+                )
         if self.match and self.match.cache_by and not self.match.cache:
             raise PlacedError(("match", "cache_by"), "match.cache is not given, and nothing else is matched by this")
         return Targets(numbers, self.data.context)
