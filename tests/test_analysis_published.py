@@ -179,8 +179,8 @@ UNKNOWN = {"num_hidden_layers": 4, "num_attention_heads": 6, "hidden_size": 66}
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({}, "it names None layers"),
-        ({"model_type": "llama", "hidden_size": "wide"}, "transformers cannot read this llama configuration"),
+        ({}, "it names no layers"),
+        ({"model_type": "llama", "vocab_size": "wide"}, "transformers cannot read this llama configuration"),
         ({"model_type": "twofold", "variant": "K=V"}, "model of this package, K=V"),
         ({"model_type": "bert"}, "bert is not a decoder"),
         ({"model_type": "vit"}, "vit is not a decoder"),

@@ -120,6 +120,9 @@ def test_sizes_and_a_configuration_exclude_each_other(capsys, folder, size):
 @pytest.mark.parametrize(
     ("config", "arguments", "message"),
     [
+        ({"model_type": "llama", "num_key_value_heads": -1}, [], "num_key_value_heads is -1: write a whole number"),
+        ({"model_type": ["a"]}, [], "model_type is a list"),
+        ({"model_type": "llama", "vocab_size": "wide"}, [], "transformers cannot read this llama configuration"),
         ({"model_type": "bert"}, [], "bert is not a decoder"),
         ({"model_type": "mamba"}, [], "what a mamba model caches is not known here"),
         (LLAMA_3_8B, ["--context", "0"], "context must be at least 1, not 0"),

@@ -6,9 +6,11 @@ tokens, or not at all, is said in rows too: one row for each so many tokens, or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from math import lcm
 
 from twofold.variants.layout import RowLayout, Span, cache_bytes, item_bytes, scale_bytes
@@ -108,42 +110,57 @@ class PublishedCache:
     positions: int | None
     notes: tuple[str, ...] = ()
 
+    @cached_property
+    def distinct(self) -> dict[CacheLayer, int]:
+        """Each layer that differs from those before it → how many are like it."""
+        return dict(Counter(self.layers))
+
     @property
     def has_ordinary_layers(self) -> bool:
         """Whether sharing keys and values would save anything in any layer."""
-        return any(layer.is_ordinary for layer in self.layers)
+        return any(layer.is_ordinary for layer in self.distinct)
 
     @property
     def stored_is_known(self) -> bool:
         """Whether it is known for every layer what transformers stores."""
-        return all(layer.stored is not None for layer in self.layers)
+        return all(layer.stored is not None for layer in self.distinct)
 
     def needed_bytes(self, tokens: int, dtype: str, batch: int = 1) -> int:
         """Bytes that `batch` sequences of `tokens` need, windows honoured."""
-        return _bytes((layer.needed for layer in self.layers), tokens, dtype, batch)
+        return self._bytes(lambda layer: layer.needed, tokens, dtype, batch)
 
     def stored_bytes(self, tokens: int, dtype: str, batch: int = 1) -> int:
         """Bytes that transformers' DynamicCache holds after its last one-token step. Known layers only: see above."""
         assert self.stored_is_known
-        return _bytes((layer.stored or () for layer in self.layers), tokens, dtype, batch)
+        return self._bytes(lambda layer: layer.stored or (), tokens, dtype, batch)
 
     def separate_bytes(self, tokens: int, dtype: str, batch: int = 1) -> int:
         """Bytes with separate keys and values for every query head, in every attention layer, of all tokens."""
-        return _bytes(((layer.separate,) if layer.separate else () for layer in self.layers), tokens, dtype, batch)
+        return self._bytes(lambda layer: (layer.separate,) if layer.separate else (), tokens, dtype, batch)
 
     def bytes_per_token(self, dtype: str, *, past_windows: bool, stored: bool = False) -> Fraction:
         """Bytes that one more token adds: before any window is full, or when all are; states left out.
 
         The mean over the strides where a layer keeps one row for several tokens.
         """
-        rows = [kept for layer in self.layers for kept in ((layer.stored or ()) if stored else layer.needed)]
-        counted = [replace(kept, window=None) for kept in rows if (kept.grows if past_windows else _per_token(kept))]
-        tokens = lcm(*(kept.stride for kept in counted))
-        return Fraction(sum(kept.bytes(tokens, dtype) for kept in counted), tokens)
+        counted = [
+            (replace(kept, window=None), count)
+            for layer, count in self.distinct.items()
+            for kept in ((layer.stored or ()) if stored else layer.needed)
+            if (kept.grows if past_windows else _per_token(kept))
+        ]
+        tokens = lcm(*(kept.stride for kept, _ in counted))
+        return Fraction(sum(count * kept.bytes(tokens, dtype) for kept, count in counted), tokens)
 
     def what_if(self, change: Callable[[CacheLayer], CacheLayer]) -> PublishedCache:
         """The same model with `change` made to each layer whose keys and values are separate; the others stay."""
-        return replace(self, layers=tuple(change(layer) if layer.is_ordinary else layer for layer in self.layers))
+        changed = {layer: change(layer) if layer.is_ordinary else layer for layer in self.distinct}
+        return replace(self, layers=tuple(changed[layer] for layer in self.layers))
+
+    def _bytes(self, rows: Callable[[CacheLayer], tuple[Kept, ...]], tokens: int, dtype: str, batch: int) -> int:
+        return sum(
+            count * kept.bytes(tokens, dtype, batch) for layer, count in self.distinct.items() for kept in rows(layer)
+        )
 
 
 def shared(layer: CacheLayer) -> CacheLayer:
@@ -178,7 +195,3 @@ def _with_row(layer: CacheLayer, layout: RowLayout, heads: int) -> CacheLayer:
 def _per_token(kept: Kept) -> bool:
     """Rows that come with the tokens, windowed or not: no state and no unfinished stride."""
     return kept.window != 1 and not kept.unfinished
-
-
-def _bytes(layers: Iterable[tuple[Kept, ...]], tokens: int, dtype: str, batch: int) -> int:
-    return sum(kept.bytes(tokens, dtype, batch) for layer in layers for kept in layer)

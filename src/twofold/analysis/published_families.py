@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from twofold.analysis.published import CacheLayer, Kept, PublishedCache, two_parts
-from twofold.analysis.published_reading import POSITIONS, Settings, heads_and_dim, latent, ordinary, unchecked
+from twofold.analysis.published_fields import KV_HEADS, POSITIONS, Fields
+from twofold.analysis.published_reading import Settings, heads_and_dim, latent, ordinary, unchecked
 from twofold.variants.layout import RowLayout
 
 
@@ -24,50 +25,53 @@ def read_layers(settings: Settings) -> PublishedCache:
         layers, notes = reading(settings), list(NOTES.get(settings.model_type, ()))
     if any(kept.window and kept.window > 1 for layer in layers for kept in layer.needed):
         notes.append("Of a window of w tokens the newest w are counted, that of the current step included.")
-    positions = settings.model(*POSITIONS)
-    usable = positions if isinstance(positions, int) and positions > 0 else None
-    return PublishedCache(settings.model_type, tuple(layers), usable, tuple(notes))
+    return PublishedCache(settings.model_type, tuple(layers), settings.model.count(*POSITIONS), tuple(notes))
 
 
 def falcon(settings: Settings) -> list[CacheLayer]:
     """Falcon: one key/value head with `multi_query`; the newer blocks keep theirs repeated for every query head."""
     heads, dim = heads_and_dim(settings, settings.model)
-    newer = bool(settings.model("new_decoder_architecture"))
-    grouped = settings.model("num_kv_heads") or heads
-    needed = grouped if newer or not settings.model("multi_query") else 1
+    newer = settings.model.flag("new_decoder_architecture")
+    grouped = settings.model.count("num_kv_heads") or heads
+    needed = grouped if newer or not settings.model.flag("multi_query") else 1
     return _alike(settings, needed, heads if newer else needed, heads, dim)
 
 
 def bigcode(settings: Settings) -> list[CacheLayer]:
     """GPT-BigCode: one key/value head with `multi_query`, else as many as query heads."""
     heads, dim = heads_and_dim(settings, settings.model)
-    kv_heads = 1 if settings.model("multi_query") else heads
+    kv_heads = 1 if settings.model.flag("multi_query") else heads
     return _alike(settings, kv_heads, kv_heads, heads, dim)
 
 
 def gemma4(settings: Settings) -> list[CacheLayer]:
     """Gemma 4 (arXiv 2607.02770): with `attention_k_eq_v`, a global layer needs one vector, and two are stored."""
     layers = ordinary(settings)
-    if not settings.model("attention_k_eq_v"):
+    if not settings.model.flag("attention_k_eq_v"):
         return layers
     return [_needs_one(layer) if layer.kind == "full" else layer for layer in layers]
 
 
 def indexed_latent(settings: Settings) -> list[CacheLayer]:
     """DeepSeek-V3.2: the rows of a latent, and a key of its own for the indexer that picks the tokens to read."""
-    keys = Kept(RowLayout.shared(settings.model("index_head_dim")), 1, what="indexer keys")
-    return [
-        replace(layer, kind="MLA, indexed", needed=(*layer.needed, keys), stored=(*layer.needed, keys))
-        for layer in latent(settings)
-    ]
+    keys = Kept(RowLayout.shared(settings.model.needed("index_head_dim")), 1, what="indexer keys")
+    layers = latent(settings)
+    indexed = {
+        layer: replace(layer, kind="MLA, indexed", needed=(*layer.needed, keys), stored=(*layer.needed, keys))
+        for layer in dict.fromkeys(layers)
+    }
+    return [indexed[layer] for layer in layers]
 
 
 def deepseek_v4(settings: Settings) -> list[CacheLayer]:
     """DeepSeek-V4 (arXiv 2606.19348, section 2.3): K=V of one head in a window, and compressed entries beside it."""
-    dim, heads, index_dim = (settings.model(name) for name in ("head_dim", "num_attention_heads", "index_head_dim"))
-    window = Kept(RowLayout.shared(dim), 1, settings.model("sliding_window"), what="key = value")
-    rates = settings.model("compress_rates")
-    heavily, sparse = (rates[f"{how}_attention"] for how in ("heavily_compressed", "compressed_sparse"))
+    dim, heads, index_dim = (
+        settings.model.needed(name) for name in ("head_dim", "num_attention_heads", "index_head_dim")
+    )
+    window = Kept(RowLayout.shared(dim), 1, settings.model.needed("sliding_window"), what="key = value")
+    rates = Fields(settings.model.part("compress_rates") or {})
+    heavily, sparse = (rates.needed(f"{how}_attention") for how in ("heavily_compressed", "compressed_sparse"))
+    types = _layer_types(settings)
     beside = {
         "sliding_attention": (),
         # A stride that is not full yet is kept as its raw entries and their gates.
@@ -79,19 +83,23 @@ def deepseek_v4(settings: Settings) -> list[CacheLayer]:
             Kept.state(sparse * 2 * (dim + index_dim), "last stride", stride=sparse),
         ),
     }
-    layers = []
-    for name in settings.model("layer_types"):
+    layers = {}
+    for name in dict.fromkeys(types):
+        if name not in beside:
+            raise ValueError(
+                f"a layer of this {settings.model_type} model is {name!r}: what it keeps is not known here"
+            )
         needed = (window, *beside[name])
         stored = needed if beside[name] else (replace(window, layout=RowLayout.separate(dim)),)
         kind = {"sliding_attention": "window, K=V"}.get(name, name.removesuffix("_attention").replace("_", " "))
-        layers.append(CacheLayer(kind, heads, dim, dim, needed, stored))
-    return layers
+        layers[name] = CacheLayer(kind, heads, dim, dim, needed, stored)
+    return [layers[name] for name in types]
 
 
 def delta_rule(settings: Settings) -> list[CacheLayer]:
     """Qwen3-Next: some layers are ordinary; the others keep a float32 state and the inputs of a convolution."""
     key_heads, value_heads, key_dim, value_dim, kernel = (
-        settings.model(f"linear_{name}")
+        settings.model.needed(f"linear_{name}")
         for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
     )
     states = (
@@ -99,12 +107,18 @@ def delta_rule(settings: Settings) -> list[CacheLayer]:
         Kept.state(value_heads * key_dim * value_dim, "recurrent state", dtype="float32"),
     )
     heads, dim = heads_and_dim(settings, settings.model)
-    attention = _alike(
-        settings, settings.model("num_key_value_heads"), settings.model("num_key_value_heads"), heads, dim
-    )
+    kv_heads = settings.model.needed(KV_HEADS[0])
+    attention = _alike(settings, kv_heads, kv_heads, heads, dim)
     recurrent = CacheLayer("recurrent", 0, 0, 0, states, states)
-    types = settings.model("layer_types")
+    types = _layer_types(settings)
     return [recurrent if name == "linear_attention" else full for name, full in zip(types, attention, strict=True)]
+
+
+def _layer_types(settings: Settings) -> list[str]:
+    types = settings.model.texts("layer_types") or []
+    if len(types) != len(settings.layers):
+        raise ValueError(f"the configuration names {len(types)} layer types for {len(settings.layers)} layers")
+    return types
 
 
 def _needs_one(layer: CacheLayer) -> CacheLayer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -124,7 +123,7 @@ def plan_published(
         parameters=parameters,
         weight_bytes=weights,
         memory_bytes=memory,
-        kinds=tuple(_kind(layer, count) for layer, count in Counter(cache.layers).items()),
+        kinds=tuple(_kind(layer, count) for layer, count in cache.distinct.items()),
         figures=tuple(figures),
         notes=(*cache.notes, *_notes(cache, dtype)),
         warnings=tuple(_warnings(cache, context, weights, memory)),

@@ -6,19 +6,12 @@ Field names are transformers', with the older ones that other configurations use
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from twofold.analysis.published import CacheLayer, Kept
+from twofold.analysis.published_fields import HEAD_DIM, HEADS, KV_HEADS, LATENT, REUSING, WIDTH, Fields
 from twofold.variants.layout import RowLayout
-
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
-WIDTH = ("hidden_size", "n_embd", "d_model")
-KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads")
-HEAD_DIM = ("head_dim", "kv_channels")
-POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 # Names that show that a model keeps something which the ordinary reading, or that of a latent, does not see.
 _BESIDE = (
@@ -26,14 +19,14 @@ _BESIDE = (
     r"compress_rat|cross_attention|mem_len|k_eq_v"
 )
 _OTHER_HEADS = r"(^|_)(kv|multi_query|query_group|key_value)(_|$)|v_head_dim|attn_config|attention_types|layer_pattern"
-_UNDERSTOOD = {*KV_HEADS, *HEAD_DIM, "num_kv_shared_layers"}
-
-Fields = Callable[..., Any]
-"""Names → the value of the first that has one, or None."""
+_UNDERSTOOD = {*KV_HEADS, *HEAD_DIM, REUSING}
 
 
 class Settings(NamedTuple):
-    """What a reading works on: fields of the whole model and of each layer, and the names of all that are set."""
+    """What a reading works on: fields of the whole model and of each layer, and the names of all that are set.
+
+    Layers with the same fields have the same object, so that each is read once.
+    """
 
     model_type: str
     model: Fields
@@ -46,31 +39,22 @@ def ordinary(settings: Settings) -> list[CacheLayer]:
 
     Raises ValueError where heads cannot be read, and for a layer type or a window that is not understood.
     """
-    owners = _owners(settings)
-    layers: list[CacheLayer] = []
-    for index, (layer, (kind, window)) in enumerate(zip(settings.layers, _kinds(settings), strict=True)):
-        heads, dim = heads_and_dim(settings, layer)
-        if index in owners:
-            layers.append(CacheLayer(f"reuses layer {owners[index]}", heads, dim, dim, (), (), owners[index]))
-        else:
-            kept = (Kept(RowLayout.separate(dim), layer(*KV_HEADS) or heads, window),)
-            layers.append(CacheLayer(kind, heads, dim, dim, kept, kept))
+    owners, kinds = _owners(settings), _kinds(settings)
+    read: dict[tuple[object, ...], CacheLayer] = {}
+    layers = []
+    for index, (layer, (kind, window)) in enumerate(zip(settings.layers, kinds, strict=True)):
+        owner = owners.get(index)
+        key = (layer, kind, window, owner)
+        if key not in read:
+            read[key] = _ordinary_layer(settings, layer, kind, window, owner)
+        layers.append(read[key])
     return layers
 
 
 def latent(settings: Settings) -> list[CacheLayer]:
     """Multi-head latent attention (arXiv 2405.04434): a latent and one rotary key, for all heads together."""
-    names = ("num_attention_heads", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
-    layers = []
-    for layer in settings.layers:
-        numbers = {name: layer(name) for name in names}
-        missing = [name for name, number in numbers.items() if not number]
-        if missing:
-            raise ValueError(f"this {settings.model_type} model has latent attention but no {', '.join(missing)}")
-        heads, rank, rotary, content, value_dim = numbers.values()
-        row = (Kept(RowLayout.latent(rank, rotary), 1, what="latent and rotary key"),)
-        layers.append(CacheLayer("MLA", heads, content + rotary, value_dim, row, row))
-    return layers
+    read = {layer: _latent_layer(settings, layer) for layer in dict.fromkeys(settings.layers)}
+    return [read[layer] for layer in settings.layers]
 
 
 def unchecked(settings: Settings) -> tuple[list[CacheLayer], str]:
@@ -78,7 +62,7 @@ def unchecked(settings: Settings) -> tuple[list[CacheLayer], str]:
 
     What transformers stores is left open. Raises ValueError where the model may keep something else.
     """
-    is_latent = settings.layers[0]("kv_lora_rank") is not None
+    is_latent = settings.layers[0].count("kv_lora_rank") is not None
     beyond = re.compile(_BESIDE if is_latent else f"{_BESIDE}|{_OTHER_HEADS}")
     names = {settings.model_type, *settings.names} - _UNDERSTOOD
     strange = sorted(name for name in names if beyond.search(name.lower()))
@@ -90,12 +74,13 @@ def unchecked(settings: Settings) -> tuple[list[CacheLayer], str]:
     source = "kv_lora_rank and qk_rope_head_dim" if is_latent else "its heads, head dim and layer types"
     note = f"{settings.model_type} was not compared with a real cache: this is read from {source} alone."
     layers = (latent if is_latent else ordinary)(settings)
-    return [replace(layer, stored=None) for layer in layers], note
+    unknown = {layer: replace(layer, stored=None) for layer in dict.fromkeys(layers)}
+    return [unknown[layer] for layer in layers], note
 
 
 def heads_and_dim(settings: Settings, layer: Fields) -> tuple[int, int]:
     """Query heads, and the width of one. Raises ValueError where the configuration does not say."""
-    heads, dim, width = layer(*HEADS), layer(*HEAD_DIM), layer(*WIDTH)
+    heads, dim, width = layer.count(*HEADS), layer.count(*HEAD_DIM), layer.count(*WIDTH)
     if heads and not dim and width and width % heads == 0:
         dim = width // heads
     if not heads or not dim:
@@ -106,15 +91,37 @@ def heads_and_dim(settings: Settings, layer: Fields) -> tuple[int, int]:
     return heads, dim
 
 
+def _ordinary_layer(settings: Settings, layer: Fields, kind: str, window: int | None, owner: int | None) -> CacheLayer:
+    heads, dim = heads_and_dim(settings, layer)
+    if owner is not None:
+        return CacheLayer(f"reuses layer {owner}", heads, dim, dim, (), (), owner)
+    kept = (Kept(RowLayout.separate(dim), layer.count(*KV_HEADS) or heads, window),)
+    return CacheLayer(kind, heads, dim, dim, kept, kept)
+
+
+def _latent_layer(settings: Settings, layer: Fields) -> CacheLayer:
+    numbers = {name: layer.count(name) for name in (HEADS[0], *LATENT)}
+    missing = [name for name, number in numbers.items() if number is None]
+    if missing:
+        raise ValueError(f"this {settings.model_type} model has latent attention but no {', '.join(missing)}")
+    heads, rank, rotary, content, value_dim = (number or 0 for number in numbers.values())
+    row = (Kept(RowLayout.latent(rank, rotary), 1, what="latent and rotary key"),)
+    return CacheLayer("MLA", heads, content + rotary, value_dim, row, row)
+
+
 def _kinds(settings: Settings) -> list[tuple[str, int | None]]:
     """Kind and window of each layer; without `layer_types`, a window that is set is every layer's."""
-    types = settings.model("layer_types")
-    sliding = settings.model("use_sliding_window") is not False
+    types = settings.model.texts("layer_types")
+    sliding = settings.model.flag("use_sliding_window", default=True)
     if types is not None and len(types) != len(settings.layers):
         raise ValueError(f"the configuration names {len(types)} layer types for {len(settings.layers)} layers")
+    bounds = {
+        layer: (layer.count_or_none("sliding_window") if sliding else None, layer.count_or_none("attention_chunk_size"))
+        for layer in dict.fromkeys(settings.layers)
+    }
     kinds: list[tuple[str, int | None]] = []
     for index, layer in enumerate(settings.layers):
-        window, chunk = layer("sliding_window") if sliding else None, layer("attention_chunk_size")
+        window, chunk = bounds[layer]
         inferred = "sliding_attention" if window else "chunked_attention" if chunk else "full_attention"
         kinds.append(_kind(settings, index, inferred if types is None else types[index], window, chunk))
     return kinds
@@ -136,12 +143,12 @@ def _kind(settings: Settings, index: int, name: str, window: int | None, chunk: 
 def _owners(settings: Settings) -> dict[int, int]:
     """Layers that read the rows of an earlier one → that one: the last of their type that has rows (Gemma 3n, 4)."""
     count = len(settings.layers)
-    first = count - (settings.model("num_kv_shared_layers") or 0)
-    types = settings.model("layer_types") or ["full_attention"] * count
+    first = max(count - (settings.model.count_or_none(REUSING) or 0), 0)
+    types = settings.model.texts("layer_types") or ["full_attention"] * count
+    last = {name: index for index, name in enumerate(types[:first])}
     owners = {}
-    for index in range(max(first, 0), count):
-        earlier = [i for i in range(first) if types[i] == types[index]]
-        if not earlier:
-            raise ValueError(f"layer {index} reads the rows of a {types[index]!r} layer, and no layer below has any")
-        owners[index] = earlier[-1]
+    for index, name in enumerate(types[first:count], first):
+        if name not in last:
+            raise ValueError(f"layer {index} reads the rows of a {name!r} layer, and no layer below has any")
+        owners[index] = last[name]
     return owners

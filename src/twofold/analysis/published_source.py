@@ -7,6 +7,7 @@ file leaves out; any other is read as it stands.
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,13 @@ from typing import Any
 
 from twofold.analysis.published import PublishedCache
 from twofold.analysis.published_families import CHECKED, read_layers
-from twofold.analysis.published_reading import HEADS, LAYERS, WIDTH, Fields, Settings
+from twofold.analysis.published_fields import HEADS, LAYERS, MOST_LAYERS, WIDTH, Fields, check_counts
+from twofold.analysis.published_reading import Settings
 
 _DECIDE = {"layers": LAYERS, "heads": HEADS, "width": WIDTH}
+_TEXT_PARTS = ("text_config", "llm_config")
+_MOST_COUNTED = 1_000
+_MOST_DIGITS = 400
 
 
 def read(source: str | Path | Mapping[str, Any]) -> PublishedCache:
@@ -30,13 +35,16 @@ def read(source: str | Path | Mapping[str, Any]) -> PublishedCache:
     written = dict(source) if isinstance(source, Mapping) else _written(source)
     text = _text_model(configuration(written))
     cache = read_layers(_settings(text))
-    return replace(cache, notes=(*_filled_in(written, text), *cache.notes))
+    notes = [*_filled_in(written, text), *cache.notes]
+    if len(cache.layers) > _MOST_COUNTED:
+        notes.append(f"Parameters are counted for models of at most {_MOST_COUNTED:,} layers.")
+    return replace(cache, notes=tuple(notes))
 
 
 def _filled_in(written: Mapping[str, Any], text: Any) -> list[str]:
     """A note of what decides the cache and is transformers' default, since it is not written or under another name."""
     parts = [written, *(part for part in written.values() if isinstance(part, Mapping))]
-    taken = {what: (names, _field(text)(*names)) for what, names in _DECIDE.items()}
+    taken = {what: (names, Fields(text).count(*names)) for what, names in _DECIDE.items()}
     absent = [
         f"{what} {value}"
         for what, (names, value) in taken.items()
@@ -51,7 +59,10 @@ def configuration(source: str | Path | Mapping[str, Any]) -> Any:
     Raises ValueError as `read` does.
     """
     written = dict(source) if isinstance(source, Mapping) else _written(source)
-    model_type = written.get("model_type")
+    model_type = Fields(written).text("model_type")
+    for part in (written, _text_part(written)):
+        # Before a class makes a list of them.
+        Fields(part).count(*LAYERS, most=MOST_LAYERS)
     if model_type == "twofold":
         raise ValueError(
             f"this is a model of this package, {written.get('variant')}: plan it by its sizes, with --layers, --width, "
@@ -63,16 +74,23 @@ def configuration(source: str | Path | Mapping[str, Any]) -> Any:
         return SimpleNamespace(**written)
     try:
         config = CONFIG_MAPPING[model_type].from_dict(written)
+        config.get_text_config(decoder=True).to_dict()
     except Exception as error:  # each class checks in its own way
-        raise ValueError(f"transformers cannot read this {model_type} configuration: {error}") from None
+        check_counts(written)
+        check_counts(_text_part(written))
+        reason = textwrap.shorten(str(error), 300, placeholder=" …")
+        raise ValueError(f"transformers cannot read this {model_type} configuration: {reason}") from None
     _refuse_without_decoder(config)
     return config
 
 
 def count_parameters(source: str | Path | Mapping[str, Any]) -> int | None:
-    """Parameters of the text model, each once, counted on a model without storage; None where none can be built."""
+    """Parameters of the text model, each once, counted on a model without storage.
+
+    None where none can be built, and for more layers than can be built in reasonable time.
+    """
     text = _text_model(configuration(source))
-    if isinstance(text, SimpleNamespace):
+    if isinstance(text, SimpleNamespace) or (Fields(text).count(*LAYERS) or 0) > _MOST_COUNTED:
         return None
     import torch
     from transformers import AutoModelForCausalLM
@@ -92,14 +110,27 @@ def _written(source: str | Path) -> dict[str, Any]:
     if not path.exists():
         return _from_hub(str(source), path)
     try:
-        written = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
+        written = json.loads(path.read_text(encoding="utf-8-sig"), parse_int=_whole)
+    except RecursionError:
+        raise ValueError(f"{path} is not JSON of a configuration: it has too many brackets within brackets") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON that can be read: {error}") from None
     if not isinstance(written, dict):
         raise ValueError(
             f"{path} holds a {type(written).__name__}, and a configuration is an object of names and values"
         )
     return written
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"it holds a number of {len(digits):,} digits, and no count has as many")
+    return int(digits)
+
+
+def _text_part(written: Mapping[str, Any]) -> dict[str, Any]:
+    parts = (Fields(written).part(name) for name in _TEXT_PARTS)
+    return next((part for part in parts if part), {})
 
 
 def _from_hub(name: str, path: Path) -> dict[str, Any]:
@@ -146,47 +177,44 @@ def _text_model(config: Any) -> Any:
     """The part that makes text, of a model for images or sound as well."""
     if not isinstance(config, SimpleNamespace):
         return config.get_text_config(decoder=True)
-    part = getattr(config, "text_config", None) or getattr(config, "llm_config", None)
+    part = _text_part(vars(config))
     return SimpleNamespace(**{"model_type": getattr(config, "model_type", None), **part}) if part else config
 
 
 def _settings(config: Any) -> Settings:
-    layers = _field(config)(*LAYERS)
+    layers = Fields(config).count(*LAYERS, most=MOST_LAYERS)
     if isinstance(config, SimpleNamespace):
         _refuse_by_architectures(config)
-    if not isinstance(layers, int) or layers < 1:
+    model_type = Fields(config).text("model_type") or "unnamed"
+    if layers is None:
         raise ValueError(
-            f"cannot read this {getattr(config, 'model_type', None) or 'unnamed'} configuration: it names {layers} "
-            "layers. It needs num_hidden_layers, num_attention_heads and hidden_size or head_dim"
+            f"cannot read this {model_type} configuration: it names no layers. It needs num_hidden_layers, "
+            "num_attention_heads and hidden_size or head_dim"
         )
     if isinstance(config, SimpleNamespace):
         parts, written = [config] * layers, vars(config)
     else:
-        parts, written = list(config.per_layer_config), config.to_dict()
+        try:
+            parts, written = list(config.per_layer_config), config.to_dict()
+        except (AttributeError, TypeError) as error:  # a file may write over what its class needs, as attribute_map
+            raise ValueError(
+                f"transformers cannot list the layers of this {model_type} configuration: {error}"
+            ) from None
+    fields = {key: Fields(part) for key, part in {id(part): part for part in parts}.items()}
     return Settings(
-        model_type=getattr(config, "model_type", None) or "unnamed",
-        model=_field(config),
-        layers=tuple(_field(part) for part in parts),
+        model_type=model_type,
+        model=Fields(config),
+        layers=tuple(fields[id(part)] for part in parts),
         names=frozenset(name for name, value in written.items() if value not in (None, False, 0, "")),
     )
 
 
 def _refuse_by_architectures(config: SimpleNamespace) -> None:
     """A model type that is not known: its `architectures`, if it names any, must make text."""
-    names = getattr(config, "architectures", None) or []
+    names = Fields(config).texts("architectures") or []
     if names and not any("CausalLM" in name or "LMHead" in name or "ConditionalGeneration" in name for name in names):
         raise ValueError(
             f"{', '.join(names)} is no decoder that is known here: only models that make text can be planned"
         )
-    if getattr(config, "is_encoder_decoder", False):
+    if Fields(config).flag("is_encoder_decoder"):
         raise ValueError(f"{', '.join(names) or 'this model'} has an encoder, whose cache is not counted here")
-
-
-def _field(config: Any) -> Fields:
-    """The first of several names that has a value; None where none has."""
-
-    def first(*names: str) -> Any:
-        values = (getattr(config, name, None) for name in names)
-        return next((value for value in values if value is not None), None)
-
-    return first
