@@ -99,8 +99,9 @@ class TwofoldModel(TwofoldPreTrainedModel):
         """Token ids [B, T] (or embeddings [B, T, M]) to hidden states [B, T, M].
 
         `attention_mask` [B, S] covers cached and new positions, 0 for padding. `position_ids` [B, T]; by default they
-        count the tokens that are not padding, so that a padded sequence gives what it gives alone. With `use_cache`
-        (the default outside training) the result carries a row cache.
+        count the tokens that are not padding, so that a padded sequence gives what it gives alone; with a cache and keys
+        that are turned when they are read they must, from any number on. With `use_cache` (the default outside
+        training) the result carries a cache of rows, or of states.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
@@ -213,7 +214,7 @@ class TwofoldForCausalLM(TwofoldPreTrainedModel, GenerationMixin):
         batch_size: int,
         max_cache_length: int,
     ) -> None:
-        """Transformers' hook before generation: the cache becomes rows."""
+        """Transformers' hook before generation: the cache becomes one of rows, or of states."""
         check_implementation(generation_config.cache_implementation, self.device)
         super()._prepare_cache_for_generation(
             generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
