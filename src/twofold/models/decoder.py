@@ -99,8 +99,8 @@ class TwofoldModel(TwofoldPreTrainedModel):
         """Token ids [B, T] (or embeddings [B, T, M]) to hidden states [B, T, M].
 
         `attention_mask` [B, S] covers cached and new positions, 0 for padding. `position_ids` [B, T]; by default they
-        count the tokens that are not padding, so that a padded sequence gives what it gives alone; with a cache and keys
-        that are turned when they are read they must, from any number on. With `use_cache` (the default outside
+        count the tokens that are not padding, so that a padded sequence gives what it gives alone; with a cache and
+        keys that are turned when they are read they must, from any number on. With `use_cache` (the default outside
         training) the result carries a cache of rows, or of states.
         """
         if (input_ids is None) == (inputs_embeds is None):
