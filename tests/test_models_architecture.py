@@ -54,7 +54,7 @@ def test_head_dim_may_differ_from_width_over_heads():
         ({"window": 4, "layer_pattern": "SL", "variant": "K=V CLA-2"}, "layer 1 reads the rows of layer 0"),
         ({"layers": 4, "variant": "QKV CLA-3 tied-2"}, "layer 3 makes rows with the projections of layer 2"),
         ({"layers": 2, "variant": "QKV CLA-3"}, "QKV CLA-3 shares among more layers than there are, 2"),
-        ({"variant": "K=V rank-12"}, "factors of rank 12 are no fewer numbers than a matrix from 12 to 12 dims"),
+        ({"variant": "K=V rank-13"}, "a matrix from 12 to 12 dims has no rank of 13: give a lower one"),
         ({"scale_exponent": -1.0}, "scale_exponent must be between 0 and 2"),
         ({"softcap": float("nan")}, "softcap must be a positive number"),
     ],

@@ -97,10 +97,10 @@ def variant(arch: Architecture) -> None:
         raise ValueError(f"latent_dims are for MLA, and the variant is {chosen}: leave them out")
     if arch.latent_dims < 0:
         raise ValueError(f"latent_dims must be at least 1, not {arch.latent_dims}")
-    if chosen.rank is not None and chosen.rank >= min(arch.width, arch.heads * arch.head_dim):
+    if chosen.rank is not None and chosen.rank > min(arch.width, arch.heads * arch.head_dim):
         raise ValueError(
-            f"{chosen}: factors of rank {chosen.rank} are no fewer numbers than a matrix from {arch.width} to "
-            f"{arch.heads * arch.head_dim} dims: give a lower rank, or drop it"
+            f"{chosen}: a matrix from {arch.width} to {arch.heads * arch.head_dim} dims has no rank of {chosen.rank}: "
+            "give a lower one, or drop it"
         )
     for name in ("qk_norm", "sinks", "softcap"):
         if getattr(arch, name) and (arch.is_recurrent or (name == "qk_norm" and (chosen.latent or chosen.decoupled))):
