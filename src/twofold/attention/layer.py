@@ -18,12 +18,11 @@ from twofold.cache.kept import KeptRows
 
 
 class Place(NamedTuple):
-    """Where a layer stands among the others: its own number, that of its rows in the cache, and whose rows they are.
+    """Where a layer stands among the others: the number of its rows in the cache, and whose rows they are.
 
     `borrows`: it reads the rows that an earlier layer made in the same pass; `lends`: later layers read its own.
     """
 
-    layer: int
     cached: int
     borrows: bool = False
     lends: bool = False
@@ -61,7 +60,7 @@ class Attention(nn.Module):
         else:  # past nn.Module, so that their parameters are saved, counted and moved once, where they belong
             self.__dict__["projections"] = projections
         self.config = config
-        self.place = place or Place(0, 0)
+        self.place = place or Place(0)
         self.scoring = scoring or Scoring()
         self.is_causal = is_causal
         self.layout = projections.layout

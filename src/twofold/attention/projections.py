@@ -78,12 +78,17 @@ class Projections(nn.Module):
         With a rotation, queries and keys are turned to their positions, by the variant's treatment.
         """
         made = self._roles(x_BTM, ("query",) if borrows else ROLES)
-        query_BTHD = self._scaled_query(made["query"], rotation)
-        return Made(query_BTHD, None) if borrows else Made(query_BTHD, *self._rows(made, x_BTM, rotation))
+        if borrows:
+            return Made(self._scaled_query(made["query"], rotation), None)
+        turned_BTGD = self._turned_key(made["key"], rotation)
+        query_is_turned = self.variant.sharing.query_is_key and not self.variant.diagonal
+        query_BTHD = turned_BTGD if query_is_turned else self._scaled_query(made["query"], rotation)
+        return Made(query_BTHD, *self._rows(made, turned_BTGD, x_BTM, rotation))
 
     def rows_of(self, x_BTM: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor | None]:
         """The rows [B, T, G, W] of `forward` and their shared part [B, T, W], without queries."""
-        return self._rows(self._roles(x_BTM, ("key", "value")), x_BTM, rotation)
+        made = self._roles(x_BTM, ("key", "value"))
+        return self._rows(made, self._turned_key(made["key"], rotation), x_BTM, rotation)
 
     @property
     def score_heads(self) -> int:
@@ -118,9 +123,16 @@ class Projections(nn.Module):
             read_BTHD = read_BTHD * self._per_query_head(self.value_scale.unflatten(0, (self.kv_heads, -1)))
         return self.o_proj(read_BTHD.flatten(2))
 
-    def _rows(self, made: dict[str, Tensor], x_BTM: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor | None]:
+    def _turned_key(self, key_BTGD: Tensor, rotation: Rotation | None) -> Tensor:
+        """The key turned to its position, where rows or queries are that; else as it is, since nobody asks."""
+        wanted = self.maker.keeps_turned or self.variant.sharing.query_is_key
+        return rotate(key_BTGD, rotation) if wanted and rotation is not None else key_BTGD
+
+    def _rows(
+        self, made: dict[str, Tensor], turned_BTGD: Tensor, x_BTM: Tensor, rotation: Rotation | None
+    ) -> tuple[Tensor, Tensor | None]:
         if not self.variant.decoupled:
-            return self.maker.rows(made["key"], made["value"], rotation), None
+            return self.maker.rows(made["key"], turned_BTGD, made["value"], rotation), None
         content_BTGD = self.content_norm(made["key"].flatten(2)).unflatten(2, (self.kv_heads, -1))
         return content_BTGD, rotary_key(self.k_rope_proj, x_BTM, rotation)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from twofold.attention.rotary import Rotation, rotate, rotate_back
+from twofold.attention.rotary import Rotation, rotate_back
 from twofold.variants.choices import Treatment
 from twofold.variants.variant import Variant
 
@@ -28,10 +28,12 @@ class Made(NamedTuple):
 
 
 class RowMaker(Protocol):
-    """One treatment."""
+    """One treatment. `keeps_turned`: its rows hold the key as it is turned to its position."""
 
-    def rows(self, key_BTGD: Tensor, value_BTGD: Tensor, by: Rotation | None) -> Tensor:
-        """Rows [B, T, G, W], as the variant's layout lays them out."""
+    keeps_turned: bool
+
+    def rows(self, key_BTGD: Tensor, turned_BTGD: Tensor, value_BTGD: Tensor, by: Rotation | None) -> Tensor:
+        """Rows [B, T, G, W], as the variant's layout lays them out, of a key that is also given turned by `by`."""
 
     def read(self, read_BTHD: Tensor, by: Rotation | None) -> Tensor:
         """What each head read, with its dims in the order and direction that the output projection expects."""
@@ -40,9 +42,11 @@ class RowMaker(Protocol):
 class Separate:
     """The value has a vector of its own, which rotary leaves alone: `[k | v]`."""
 
-    def rows(self, key_BTGD: Tensor, value_BTGD: Tensor, by: Rotation | None) -> Tensor:
+    keeps_turned = True
+
+    def rows(self, key_BTGD: Tensor, turned_BTGD: Tensor, value_BTGD: Tensor, by: Rotation | None) -> Tensor:
         """The turned key, then the value."""
-        return torch.cat([_turned(key_BTGD, by), value_BTGD], dim=-1)
+        return torch.cat([turned_BTGD, value_BTGD], dim=-1)
 
     def read(self, read_BTHD: Tensor, by: Rotation | None) -> Tensor:
         """As it is."""
@@ -55,9 +59,11 @@ class Derotated:
     The value of token s then reaches token t turned by t − s: only relative positions matter.
     """
 
-    def rows(self, key_BTGD: Tensor, value_BTGD: Tensor, by: Rotation | None) -> Tensor:
+    keeps_turned = True
+
+    def rows(self, key_BTGD: Tensor, turned_BTGD: Tensor, value_BTGD: Tensor, by: Rotation | None) -> Tensor:
         """The turned key."""
-        return _turned(key_BTGD, by)
+        return turned_BTGD
 
     def read(self, read_BTHD: Tensor, by: Rotation | None) -> Tensor:
         """Turned back."""
@@ -67,7 +73,9 @@ class Derotated:
 class Raw:
     """The key before rotary is the value: what reads rows turns keys, or a rotary key stands beside them."""
 
-    def rows(self, key_BTGD: Tensor, value_BTGD: Tensor, by: Rotation | None) -> Tensor:
+    keeps_turned = False
+
+    def rows(self, key_BTGD: Tensor, turned_BTGD: Tensor, value_BTGD: Tensor, by: Rotation | None) -> Tensor:
         """The key as it is."""
         return key_BTGD
 
@@ -82,10 +90,12 @@ class Kept:
     The value lies there with its dims in the order (rest, turned).
     """
 
-    def rows(self, key_BTGD: Tensor, value_BTGD: Tensor, by: Rotation | None) -> Tensor:
+    keeps_turned = True
+
+    def rows(self, key_BTGD: Tensor, turned_BTGD: Tensor, value_BTGD: Tensor, by: Rotation | None) -> Tensor:
         """The key with its first r dims turned, then these dims raw."""
         assert by is not None, "an architecture without rotary keeps nothing beside its rows"
-        return torch.cat([rotate(key_BTGD, by), key_BTGD[..., : by.cos.shape[-1]]], dim=-1)
+        return torch.cat([turned_BTGD, key_BTGD[..., : by.cos.shape[-1]]], dim=-1)
 
     def read(self, read_BTHD: Tensor, by: Rotation | None) -> Tensor:
         """With the turned dims in front again."""
@@ -109,7 +119,3 @@ def row_maker(variant: Variant) -> RowMaker:
 def turned_on_read(variant: Variant) -> bool:
     """Whether keys lie in the rows unturned, and are turned to their positions when they are read."""
     return variant.sharing.value_is_key and variant.treatment is Treatment.ON_READ
-
-
-def _turned(x_BTGD: Tensor, by: Rotation | None) -> Tensor:
-    return x_BTGD if by is None else rotate(x_BTGD, by)

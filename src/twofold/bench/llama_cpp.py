@@ -91,7 +91,7 @@ def session(path: Path, capacity: int, threads: int) -> Iterator[Session]:
         n_threads=threads,
         n_threads_batch=threads,
         n_gpu_layers=0,
-        flash_attn=False,  # with it float32 keys and values take several times as long on a CPU
+        flash_attn=False,  # the faster setting on a CPU for float32 keys and values
         type_k=llama_cpp.GGML_TYPE_F32,
         type_v=llama_cpp.GGML_TYPE_F32,
         verbose=False,

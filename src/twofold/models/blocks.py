@@ -54,6 +54,17 @@ class SwigluMLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x_BTM)) * self.up_proj(x_BTM))
 
 
+def mlp(architecture: Architecture) -> nn.Module:
+    """The block style's MLP."""
+    style = GeluMLP if architecture.block == "paper" else SwigluMLP
+    return style(architecture.width, architecture.mlp)
+
+
+def dropout(architecture: Architecture) -> nn.Module:
+    """Dropout on what a block adds; nothing where there is none, which takes less time."""
+    return nn.Dropout(architecture.dropout) if architecture.dropout else nn.Identity()
+
+
 class DecoderBlock(GradientCheckpointingLayer):
     """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x)), with dropout on what is added.
 
@@ -66,8 +77,8 @@ class DecoderBlock(GradientCheckpointingLayer):
         self.attention_norm = norm(sizes)
         self.attention = attention(config, layer, seam)
         self.mlp_norm = norm(sizes)
-        self.mlp = (GeluMLP if sizes.block == "paper" else SwigluMLP)(sizes.width, sizes.mlp)
-        self.dropout = nn.Dropout(sizes.dropout) if sizes.dropout else nn.Identity()
+        self.mlp = mlp(sizes)
+        self.dropout = dropout(sizes)
 
     def forward(
         self,
@@ -92,7 +103,7 @@ def attention(config: TwofoldConfig, layer: int, seam: Projections | None = None
     sizes = config.architecture
     owners = sizes.row_owners
     borrows, lends = owners[layer] != layer, owners.count(layer) > 1
-    place = Place(layer, sorted(set(owners)).index(owners[layer]), borrows, lends)
+    place = Place(sorted(set(owners)).index(owners[layer]), borrows, lends)
     made = seam or projections(sizes.variant, sizes.layer_sizes(layer), fused=config.fused_projections)
     scoring = Scoring(sizes.scale_exponent, sizes.softcap)
     layer_class = RecurrentAttention if sizes.is_recurrent else Attention

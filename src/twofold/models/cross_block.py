@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from twofold.attention.cross import CrossAttention, MemorySpan
@@ -14,7 +14,7 @@ from twofold.attention.scores import Scoring
 from twofold.cache.memory_cache import MemoryCache
 from twofold.cache.row_cache import RowCache
 from twofold.models.architecture import Architecture
-from twofold.models.blocks import GeluMLP, SwigluMLP, attention, norm
+from twofold.models.blocks import attention, dropout, mlp, norm
 from twofold.models.configuration import TwofoldConfig
 from twofold.variants.layout import RowLayout
 
@@ -37,8 +37,8 @@ class CrossDecoderBlock(GradientCheckpointingLayer):
         scoring = Scoring(sizes.scale_exponent, sizes.softcap)
         self.cross_attention = CrossAttention(sizes.variant, sizes.layer_sizes(layer), config, scoring=scoring)
         self.mlp_norm = norm(sizes)
-        self.mlp = (GeluMLP if sizes.block == "paper" else SwigluMLP)(sizes.width, sizes.mlp)
-        self.dropout = nn.Dropout(sizes.dropout) if sizes.dropout else nn.Identity()
+        self.mlp = mlp(sizes)
+        self.dropout = dropout(sizes)
 
     def forward(
         self,

@@ -18,6 +18,7 @@ from twofold.cache.row_cache import RowCache, adopt, check_implementation
 from twofold.cache.state_cache import StateCache, adopt_states, check_options
 from twofold.kernels.linear import DecodeLinear, use_decode_linear
 from twofold.kernels.norm import use_decode_norm
+from twofold.models import positions
 from twofold.models.blocks import DecoderBlock, norm
 from twofold.models.configuration import TwofoldConfig
 from twofold.models.sights import sights
@@ -117,9 +118,9 @@ class TwofoldModel(TwofoldPreTrainedModel):
             cache = self.new_cache()
         cached = 0 if cache is None else cache.get_seq_length()
         if position_ids is None:
-            position_ids = _positions(x_BTM, attention_mask, cached)
+            position_ids = positions.counted(x_BTM, attention_mask, cached)
         if self.embed_positions is not None:
-            x_BTM = x_BTM + self._embedded_positions(position_ids, cached)
+            x_BTM = x_BTM + positions.looked_up(self.embed_positions, position_ids, cached)
         by = self._rotation(position_ids, x_BTM.dtype)
         seen = sights(self.config, self.sizes, x_BTM, attention_mask, cache, position_ids, by)
         rows = None
@@ -135,18 +136,6 @@ class TwofoldModel(TwofoldPreTrainedModel):
         if self.sizes.learned_positions:
             return None
         return rotation(positions_BT, self.sizes.rotated_dims, self.sizes.rotary_base, dtype)
-
-    def _embedded_positions(self, positions_BT: Tensor, cached: int) -> Tensor:
-        assert self.embed_positions is not None
-        limit = self.embed_positions.num_embeddings
-        # Reading the maximum waits for an accelerator, so there it is read only where lengths make it possible.
-        possible = cached + positions_BT.shape[1] > limit or positions_BT.device.type == "cpu"
-        if possible and int(positions_BT.max()) >= limit:
-            raise ValueError(
-                f"position {int(positions_BT.max())} is past the {limit} learned positions of this model: shorten the "
-                "text, or train a model with rotary positions"
-            )
-        return self.embed_positions(positions_BT)
 
 
 class TwofoldForCausalLM(TwofoldPreTrainedModel, GenerationMixin):
@@ -260,18 +249,6 @@ def _refuse_right_padding(attention_mask: Tensor | None) -> None:
             "generate() continues after the last position, and there a sequence of this batch has padding: pad on "
             "the left (tokenizer.padding_side = 'left')"
         )
-
-
-def _positions(x_BTM: Tensor, attention_mask: Tensor | None, cached: int) -> Tensor:
-    new = x_BTM.shape[1]
-    if attention_mask is None or attention_mask.ndim != 2:
-        return torch.arange(cached, cached + new, device=x_BTM.device)[None]
-    if attention_mask.shape[1] != cached + new:
-        raise ValueError(
-            f"attention_mask covers {attention_mask.shape[1]} positions, and there are {cached} cached and {new} new "
-            "ones: it must cover both"
-        )
-    return (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -new:]
 
 
 # Importing this module is what makes the Auto classes know the models; `import twofold` sees to it.

@@ -23,6 +23,7 @@ from twofold.attention.layer import Attention
 from twofold.attention.position_term import ScoreTerm, position_term, sinusoid
 from twofold.attention.rotary import Rotation, rotation
 from twofold.attention.treatments import turned_on_read
+from twofold.models import positions
 from twofold.models.encoder_configuration import TwofoldEncoderConfig
 
 WITH_TERMS = ("eager", "sdpa")
@@ -128,9 +129,9 @@ class TwofoldEncoder(TwofoldEncoderPreTrainedModel):
         self._require_terms_computable()
         x_BTM = self._embedded(input_ids, inputs_embeds)
         if position_ids is None:
-            position_ids = _positions(x_BTM, attention_mask)
+            position_ids = positions.counted(x_BTM, attention_mask)
         if self.embed_positions is not None:
-            x_BTM = x_BTM + self._learned(position_ids)
+            x_BTM = x_BTM + positions.looked_up(self.embed_positions, position_ids)
         elif self.config.positions == "sinusoidal":
             width = self.config.hidden_size
             x_BTM = x_BTM + sinusoid(position_ids, width, period=width).to(x_BTM.dtype)
@@ -153,17 +154,6 @@ class TwofoldEncoder(TwofoldEncoderPreTrainedModel):
     def _rotation(self, positions_BT: Tensor, dtype: torch.dtype) -> Rotation | None:
         dims = self.config.rotated_dims
         return rotation(positions_BT, dims, self.config.rope_theta, dtype) if dims else None
-
-    def _learned(self, positions_BT: Tensor) -> Tensor:
-        assert self.embed_positions is not None
-        limit = self.embed_positions.num_embeddings
-        # Reading the maximum waits for an accelerator, so there it is read only where the length makes it possible.
-        if (positions_BT.shape[1] > limit or positions_BT.is_cpu) and int(positions_BT.max()) >= limit:
-            raise ValueError(
-                f"position {int(positions_BT.max())} is past the {limit} learned positions of this model: shorten the "
-                "sequence, or take sinusoidal or rotary positions"
-            )
-        return self.embed_positions(positions_BT)
 
     def _require_terms_computable(self) -> None:
         implementation = self.config._attn_implementation or "eager"
@@ -215,15 +205,6 @@ class TwofoldForTokenClassification(TwofoldEncoderPreTrainedModel):
         return TokenClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
-
-
-def _positions(x_BTM: Tensor, attention_mask: Tensor | None) -> Tensor:
-    length = x_BTM.shape[1]
-    if attention_mask is None or attention_mask.ndim != 2:
-        return torch.arange(length, device=x_BTM.device)[None]
-    if attention_mask.shape[1] != length:
-        raise ValueError(f"attention_mask covers {attention_mask.shape[1]} positions, and there are {length}")
-    return (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
 
 
 # Importing this module is what makes the Auto classes know the models.
