@@ -17,16 +17,18 @@ ORDER = (
     "attention",
     "models",
     "data",
+    "tasks",
     "evaluation",
     "training",
     "analysis",
     "study",
+    "trials",
     "bench",
     "report",
     "cli",
 )
 # Never torch at import time: they serve the command line's quick verbs and the report.
-WITHOUT_TORCH = {"variants": "", "report": "", "study": "execute", "cli": "progress", "analysis": ""}
+WITHOUT_TORCH = {"variants": "", "report": "", "study": "execute", "cli": "progress", "analysis": "", "tasks": "batches", "trials": "execute"}
 HEAVY = ("torch", "transformers", "safetensors", "tokenizers")
 
 

@@ -163,9 +163,9 @@ def test_given_embeddings_and_no_table():
     bare = TwofoldEncoder(small_config(vocab_size=0))
     assert bare.embed_tokens is None
     assert bare(inputs_embeds=torch.randn(2, T, WIDTH)).last_hidden_state.shape == (2, T, WIDTH)
-    with pytest.raises(ValueError, match="vocab_size 0"):
+    with pytest.raises(ValueError, match="reads embeddings and has no embedding for input_ids: give inputs_embeds"):
         bare(ids)
-    with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):
+    with pytest.raises(ValueError, match="either input_ids or inputs_embeds, and no other input; given: input_ids, "):
         model(ids, inputs_embeds=embedded)
 
 

@@ -34,15 +34,14 @@ def run(folder, *, stop_at=None, accumulation=1, said=None, seed=3, resume=True)
         if step.step == stop_at:
             raise KilledError
 
-    tokens = CONTEXT * BATCH * STEPS
     how = TrainingSettings(batch=BATCH // accumulation, accumulation=accumulation, checkpoints=STEPS // 2)
     say = (said if said is not None else []).append
     steps = train(
         model,
         WINDOWS,
         how,
-        tokens=tokens,
-        context=CONTEXT,
+        steps=STEPS,
+        length=CONTEXT,
         seed=seed,
         folder=folder,
         progress=progress,
@@ -182,7 +181,7 @@ def test_a_disk_that_is_full_is_told_as_such(tmp_path, monkeypatch, error):
 def test_a_trained_model_caches_as_before(tmp_path):
     model = tiny_model("K=V", **FIELDS)
     how = TrainingSettings(batch=BATCH, checkpoints=0)
-    train(model, WINDOWS, how, tokens=1, context=CONTEXT, seed=0, folder=tmp_path)
+    train(model, WINDOWS, how, steps=1, length=CONTEXT, seed=0, folder=tmp_path)
     assert model.config.use_cache
     assert model.eval()(torch.tensor([[1, 2]])).cache is not None
 

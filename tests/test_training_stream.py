@@ -51,8 +51,8 @@ def run(
         model,
         StreamWindows(Listed(TEXTS), CONTEXT, BYTES, packing) if windows is None else windows,
         TrainingSettings(batch=BATCH // accumulation, accumulation=accumulation, checkpoints=STEPS),
-        tokens=CONTEXT * BATCH * STEPS,
-        context=CONTEXT,
+        steps=STEPS,
+        length=CONTEXT,
         seed=3,
         folder=folder,
         progress=progress,
@@ -110,8 +110,8 @@ def test_it_trains_on_the_streams_windows_in_their_order(tmp_path):
         model,
         windows,
         TrainingSettings(batch=BATCH, checkpoints=0),
-        tokens=CONTEXT * BATCH,
-        context=CONTEXT,
+        steps=1,
+        length=CONTEXT,
         seed=0,
         folder=tmp_path,
     )
@@ -154,7 +154,7 @@ def test_flash_attention_is_refused_where_documents_are_kept_apart(tmp_path, pla
     model = tiny_model("K=V")
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(ValueError, match="packing 'separate' masks documents against each other"):
-        train(model, windows, TrainingSettings(), tokens=1, context=CONTEXT, seed=0, folder=tmp_path)
+        train(model, windows, TrainingSettings(), steps=1, length=CONTEXT, seed=0, folder=tmp_path)
 
 
 def test_killed_by_the_system_it_ends_the_same(tmp_path, whole):

@@ -35,28 +35,27 @@ def parameters(arch: Architecture) -> dict[str, int]:
 
 
 PART_MODULES = {
-    "embedding": "embed_tokens",
-    "positions": "embed_positions",
-    "attention": "attention",
-    "mlp": "mlp",
-    "norm": "norm",
-    "head": "lm_head",
+    "embedding": ("embed_tokens", "embed_features", "embed_patches"),
+    "positions": ("embed_positions", "position_term"),
+    "attention": ("attention",),
+    "mlp": ("mlp",),
+    "norm": ("norm", "attention_norm", "mlp_norm"),
+    "head": ("lm_head", "classifier"),
 }
-"""Part → the word in a parameter's dotted name that puts it there."""
+"""Part → the words in a parameter's dotted name that put it there."""
 
 
 def measured_parameters(model: Module) -> dict[str, int]:
-    """The same counted on a real model: every parameter once, under the part that its name says."""
+    """The same counted on a real model, decoder or encoder: every parameter once, under the part that its name says.
+
+    `positions` are then also an encoder's terms on the scores, and `embedding` what reads features or patches.
+    """
     parts = dict.fromkeys(PART_MODULES, 0)
     for name, parameter in model.named_parameters():
-        words = name.split(".")
-        part = next(part for part, module in PART_MODULES.items() if _belongs(words, module))
+        words = set(name.split("."))
+        part = next(part for part, modules in PART_MODULES.items() if words & set(modules))
         parts[part] += parameter.numel()
     return {**parts, "total": sum(parts.values())}
-
-
-def _belongs(words: list[str], module: str) -> bool:
-    return module in words or (module == "norm" and any(word.endswith("_norm") for word in words))
 
 
 def macs(arch: Architecture, tokens: int) -> dict[str, int]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PREFIX = "dataset:"
 """A source that begins so is a dataset: `dataset:roneneldan/TinyStories`, `dataset:/path/to/folder`."""
 
-_SAVED_FILES = ("state.json", "dataset_dict.json")
+SAVED_FILES = ("state.json", "dataset_dict.json")
 """One of these lies in a folder that `save_to_disk` wrote: of a dataset, or of several splits."""
 
 _ROWS_AT_ONCE = 256
@@ -112,8 +112,8 @@ def open_rows(source: DatasetSource, *, streaming: bool) -> tuple[Any, str]:
 
     A `datasets.Dataset`, or an `IterableDataset` for a stream. Raises ValueError in one line for what is not there.
     """
-    _require_library()
-    with _one_line(source):
+    require_library()
+    with one_line(source):
         rows, fingerprint = _open(source, streaming)
         columns = rows.column_names or list(next(iter(rows), {}))
     if source.column not in columns:
@@ -125,7 +125,7 @@ def open_rows(source: DatasetSource, *, streaming: bool) -> tuple[Any, str]:
 
 def each(rows: Iterable[dict[str, Any]], source: DatasetSource) -> Iterator[dict[str, Any]]:
     """The rows, or batches of them, one after another. ValueError in one line for what cannot be read."""
-    with _one_line(source):
+    with one_line(source):
         yield from rows
 
 
@@ -135,7 +135,7 @@ def _open(source: DatasetSource, streaming: bool) -> tuple[Dataset | IterableDat
     path = Path(os.path.expanduser(source.name))  # noqa: PTH111 – unlike Path's, it leaves an unknown ~ as it is
     if source.revision and path.exists():
         raise ValueError("only the hub has revisions, and this is a folder or file: leave data.revision out")
-    if any((path / name).is_file() for name in _SAVED_FILES):
+    if any((path / name).is_file() for name in SAVED_FILES):
         try:
             saved = datasets.load_from_disk(str(path))
         except IndexError as error:  # its way to say so
@@ -157,7 +157,8 @@ def _open(source: DatasetSource, streaming: bool) -> tuple[Dataset | IterableDat
     return builder.as_dataset(split=source.split), str(builder.hash)
 
 
-def _require_library() -> None:
+def require_library() -> None:
+    """Raise ValueError, with what to install, where the library is missing."""
     try:
         import datasets  # noqa: F401
     except ImportError as error:
@@ -165,7 +166,7 @@ def _require_library() -> None:
 
 
 @contextmanager
-def _one_line(source: DatasetSource) -> Iterator[None]:
+def one_line(source: DatasetSource) -> Iterator[None]:
     """Faults of the library, which raises errors of many kinds and lengths, as ValueErrors in one line."""
     from datasets.exceptions import DatasetsError
 

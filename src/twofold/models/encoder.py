@@ -1,83 +1,47 @@
-"""The encoder: a stack in which every position sees every other, an ordinary Hugging Face model.
+"""The encoder: a stack in which every position sees every other, as ordinary Hugging Face models.
 
-It holds what the synthetic tasks of arXiv 2606.04032 need: tokens or given embeddings, positions, blocks, and a head
-for each token. Here the variants with `+` have their place, whose term on the scores no causal decoder takes.
+It reads tokens, sets of feature vectors or the patches of images, and answers for each position, for the whole input,
+or with one of its positions. Here the variants with `+` have their place, whose term on the scores no causal decoder
+takes.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForTokenClassification, PreTrainedModel
-from transformers.activations import ACT2FN
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
+from transformers.loss.loss_utils import fixed_cross_entropy
 from transformers.masking_utils import create_bidirectional_mask
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutput, TokenClassifierOutput
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    MultipleChoiceModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
-from twofold.attention.latent import projections
 from twofold.attention.layer import Attention
-from twofold.attention.position_term import ScoreTerm, position_term, sinusoid
+from twofold.attention.position_term import ScoreTerm, sinusoid
 from twofold.attention.rotary import Rotation, rotation
 from twofold.attention.treatments import turned_on_read
 from twofold.models import positions
+from twofold.models.encoder_block import EncoderBlock
 from twofold.models.encoder_configuration import TwofoldEncoderConfig
+from twofold.models.encoder_inputs import ARGUMENTS, FeatureEmbedding, PatchEmbedding, only_input
 
 WITH_TERMS = ("eager", "sdpa")
 """Attention implementations that take a float mask, which a term on the scores needs."""
-
-
-class EncoderMLP(nn.Module):
-    """W₂ act(W₁ x), with biases."""
-
-    def __init__(self, config: TwofoldEncoderConfig) -> None:
-        super().__init__()
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.act = ACT2FN[config.hidden_act]
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
-
-    def forward(self, x_BTM: Tensor) -> Tensor:
-        """[B, T, M] to [B, T, M]."""
-        return self.down_proj(self.act(self.up_proj(x_BTM)))
-
-
-class EncoderBlock(GradientCheckpointingLayer):
-    """Attention, then the MLP, each added to its input, with a norm after that ("post") or before ("pre")."""
-
-    def __init__(self, config: TwofoldEncoderConfig) -> None:
-        super().__init__()
-        variant = config.parsed_variant
-        self.is_pre_norm = config.norm_order == "pre"
-        self.attention = Attention(projections(variant, config.layer_sizes), config, is_causal=False)
-        self.position_term = position_term(
-            variant.position_term, config.num_attention_heads, config.term_channels, per_head=config.term_per_head
-        )
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
-        self.mlp = EncoderMLP(config)
-        self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps)
-        self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
-
-    def forward(
-        self,
-        x_BTM: Tensor,
-        positions_BT: Tensor,
-        rotation: Rotation | None,
-        mask: Tensor | None,
-        row_rotation: Rotation | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        """[B, T, M] to [B, T, M]; arguments as in `Attention`."""
-        terms = None if self.position_term is None else self.position_term(positions_BT)
-        given_BTM = self.attention_norm(x_BTM) if self.is_pre_norm else x_BTM
-        attended = self.attention(given_BTM, rotation, mask, row_rotation=row_rotation, terms=terms, **kwargs)
-        x_BTM = x_BTM + self.dropout(attended.output_BTM)
-        if self.is_pre_norm:
-            return x_BTM + self.dropout(self.mlp(self.mlp_norm(x_BTM)))
-        x_BTM = self.attention_norm(x_BTM)
-        return self.mlp_norm(x_BTM + self.dropout(self.mlp(x_BTM)))
 
 
 class TwofoldEncoderPreTrainedModel(PreTrainedModel):
@@ -93,6 +57,10 @@ class TwofoldEncoderPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_record_outputs = {"hidden_states": EncoderBlock, "attentions": Attention}  # noqa: RUF012 (read-only there)
 
+    def __init__(self, config: TwofoldEncoderConfig) -> None:
+        super().__init__(config)
+        self.main_input_name = ARGUMENTS[config.reads]
+
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, ScoreTerm):
             module.reset()
@@ -106,7 +74,9 @@ class TwofoldEncoder(TwofoldEncoderPreTrainedModel):
     def __init__(self, config: TwofoldEncoderConfig) -> None:
         super().__init__(config)
         width, learned = config.hidden_size, config.positions == "learned"
-        self.embed_tokens = nn.Embedding(config.vocab_size, width) if config.vocab_size else None
+        self.embed_tokens = nn.Embedding(config.vocab_size, width) if config.reads == "tokens" else None
+        self.embed_features = FeatureEmbedding(config.feature_dims, width) if config.reads == "features" else None
+        self.embed_patches = PatchEmbedding(config) if config.reads == "images" else None
         self.embed_positions = nn.Embedding(config.max_position_embeddings, width) if learned else None
         self.layers = nn.ModuleList(EncoderBlock(config) for _ in range(config.num_hidden_layers))
         self.norm = nn.LayerNorm(width, eps=config.norm_eps) if config.norm_order == "pre" else nn.Identity()
@@ -119,15 +89,19 @@ class TwofoldEncoder(TwofoldEncoderPreTrainedModel):
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        features: Tensor | None = None,
+        pixel_values: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
-        """Token ids [B, T], or embeddings [B, T, M], to hidden states [B, T, M].
+        """One input to hidden states [B, T, M]: token ids [B, T], features [B, T, F], images [B, C, height, width],
+        whose T patches come row by row, or embeddings [B, T, M].
 
         `attention_mask` [B, T], 0 for padding, which nobody sees; outputs there mean nothing. `position_ids` [B, T];
         by default they count what is not padding, so that a padded sequence gives what it gives alone.
         """
-        self._require_terms_computable()
-        x_BTM = self._embedded(input_ids, inputs_embeds)
+        self._require_computable(kwargs.get("output_attentions") or self.config.output_attentions)
+        given = {"input_ids": input_ids, "features": features, "pixel_values": pixel_values}
+        x_BTM = self._embedded(*only_input(self.config, {**given, "inputs_embeds": inputs_embeds}))
         if position_ids is None:
             position_ids = positions.counted(x_BTM, attention_mask)
         if self.embed_positions is not None:
@@ -142,21 +116,26 @@ class TwofoldEncoder(TwofoldEncoderPreTrainedModel):
             x_BTM = layer(x_BTM, position_ids, by, mask, row_rotation, **kwargs)
         return BaseModelOutput(last_hidden_state=self.norm(x_BTM))
 
-    def _embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either input_ids or inputs_embeds")
-        if inputs_embeds is not None:
-            return inputs_embeds
-        if self.embed_tokens is None:
-            raise ValueError("this encoder has no token embedding (vocab_size 0): give inputs_embeds")
-        return self.embed_tokens(input_ids)
+    def _embedded(self, name: str, value: Tensor) -> Tensor:
+        embeddings = {
+            "input_ids": self.embed_tokens,
+            "features": self.embed_features,
+            "pixel_values": self.embed_patches,
+        }
+        embed = embeddings.get(name)
+        return value if embed is None else embed(value)
 
     def _rotation(self, positions_BT: Tensor, dtype: torch.dtype) -> Rotation | None:
         dims = self.config.rotated_dims
         return rotation(positions_BT, dims, self.config.rope_theta, dtype) if dims else None
 
-    def _require_terms_computable(self) -> None:
+    def _require_computable(self, weights: bool) -> None:
         implementation = self.config._attn_implementation or "eager"
+        if weights and implementation != "eager":
+            raise ValueError(
+                f"attn_implementation {implementation!r} gives no attention weights: set it to eager "
+                "(model.set_attn_implementation)"
+            )
         if self.layers[0].position_term is not None and implementation not in WITH_TERMS:
             raise ValueError(
                 f"attn_implementation {implementation!r} takes no float mask, which the term of "
@@ -164,8 +143,10 @@ class TwofoldEncoder(TwofoldEncoderPreTrainedModel):
             )
 
 
-class TwofoldForTokenClassification(TwofoldEncoderPreTrainedModel):
-    """The encoder with the source's head: for each position W₂ ReLU(LayerNorm(W₁ x)), to `num_labels` classes."""
+class EncoderWithHead(TwofoldEncoderPreTrainedModel):
+    """The encoder, and the source's head for each vector that it is given: W₂ ReLU(LayerNorm(W₁ x))."""
+
+    output_type: type[Any]
 
     def __init__(self, config: TwofoldEncoderConfig) -> None:
         super().__init__(config)
@@ -175,9 +156,18 @@ class TwofoldForTokenClassification(TwofoldEncoderPreTrainedModel):
             nn.LayerNorm(config.hidden_size, eps=config.norm_eps),
             nn.ReLU(),
             nn.Dropout(config.dropout),
-            nn.Linear(config.hidden_size, config.num_labels),
+            nn.Linear(config.hidden_size, self.outputs),
         )
         self.post_init()
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that the head gives for a vector."""
+        return self.config.num_labels
+
+    @abstractmethod
+    def logits(self, x_BTM: Tensor, seen_BT: Tensor | None) -> Tensor:
+        """Logits of what the labels choose from in the last dim; `seen_BT` is False at padding, None without any."""
 
     @can_return_tuple
     def forward(
@@ -186,28 +176,79 @@ class TwofoldForTokenClassification(TwofoldEncoderPreTrainedModel):
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        features: Tensor | None = None,
+        pixel_values: Tensor | None = None,
         labels: Tensor | None = None,
         **kwargs: Any,
-    ) -> TokenClassifierOutput:
-        """As `TwofoldEncoder.forward`, with logits [B, T, classes] and, where `labels` [B, T] are given, the loss.
+    ) -> Any:
+        """As `TwofoldEncoder.forward`, with `logits`, and where `labels` are given, the `loss`.
 
-        The loss is the mean cross-entropy in nats over positions whose label is not −100.
+        The loss is the mean cross-entropy in nats over labels that are not −100.
         """
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
+            features=features,
+            pixel_values=pixel_values,
             **kwargs,
         )
-        logits = self.classifier(outputs.last_hidden_state)
-        loss = None if labels is None else self.loss_function(logits, labels, self.config, **kwargs)
-        return TokenClassifierOutput(
+        seen_BT = attention_mask.bool() if attention_mask is not None and attention_mask.ndim == 2 else None
+        logits = self.logits(outputs.last_hidden_state, seen_BT)
+        loss = None
+        if labels is not None:
+            loss = fixed_cross_entropy(logits.flatten(0, -2).float(), labels.flatten().to(logits.device), **kwargs)
+        return self.output_type(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
+
+
+class TwofoldForTokenClassification(EncoderWithHead):
+    """One of `num_labels` classes for each position, token, member of a set or patch: labels [B, T]."""
+
+    output_type = TokenClassifierOutput
+
+    def logits(self, x_BTM: Tensor, seen_BT: Tensor | None) -> Tensor:
+        """[B, T, M] to [B, T, classes]."""
+        return self.classifier(x_BTM)
+
+
+class TwofoldForSequenceClassification(EncoderWithHead):
+    """One of `num_labels` classes for the whole input, text, set or image: labels [B].
+
+    The head reads the mean of the positions that are not padding.
+    """
+
+    output_type = SequenceClassifierOutput
+
+    def logits(self, x_BTM: Tensor, seen_BT: Tensor | None) -> Tensor:
+        """[B, T, M] to [B, classes]."""
+        if seen_BT is None:
+            return self.classifier(x_BTM.mean(dim=1))
+        sum_BM = (x_BTM * seen_BT[..., None]).sum(dim=1)
+        return self.classifier(sum_BM / seen_BT.sum(dim=1, keepdim=True).clamp(min=1))
+
+
+class TwofoldForMemberChoice(EncoderWithHead):
+    """Which position is meant, such as the odd member of a set: labels [B] count positions. Padding is never it."""
+
+    output_type = MultipleChoiceModelOutput
+
+    @property
+    def outputs(self) -> int:
+        """One number, which competes with those of the other positions."""
+        return 1
+
+    def logits(self, x_BTM: Tensor, seen_BT: Tensor | None) -> Tensor:
+        """[B, T, M] to [B, T]."""
+        logits_BT = self.classifier(x_BTM).squeeze(-1)
+        return logits_BT if seen_BT is None else logits_BT.masked_fill(~seen_BT, torch.finfo(logits_BT.dtype).min)
 
 
 # Importing this module is what makes the Auto classes know the models.
 AutoConfig.register(TwofoldEncoderConfig.model_type, TwofoldEncoderConfig)
 AutoModel.register(TwofoldEncoderConfig, TwofoldEncoder)
 AutoModelForTokenClassification.register(TwofoldEncoderConfig, TwofoldForTokenClassification)
+AutoModelForSequenceClassification.register(TwofoldEncoderConfig, TwofoldForSequenceClassification)
+AutoModelForImageClassification.register(TwofoldEncoderConfig, TwofoldForSequenceClassification)

@@ -12,14 +12,15 @@ from twofold.attention.position_term import ScoreTerm
 from twofold.attention.projections import FUSED_NAME, Projections
 from twofold.variants.tensors import MATRIX_NAMES
 
-_FROM_FEWER = (".up", ".k_up_proj", ".v_up_proj")
+_NOT_FROM_WIDTH = (".up", ".k_up_proj", ".v_up_proj", "embed_features", "embed_patches")
 
 
 def initialise(model: PreTrainedModel, seed: int) -> None:
     """Draw every matrix from N(0, initializer_range²), set biases and sinks to 0, norm weights and scales to 1.
 
-    What makes vectors from fewer dims than the width (the second matrix of a low-rank pair, those behind a latent) is
-    drawn wider by √(width / dims), so that its outputs start as large as those of a matrix over the whole width.
+    What makes vectors from another number of dims than the width (the second matrix of a low-rank pair, those behind a
+    latent, an encoder's of features and of patches) is drawn wider by √(width / dims), so that its outputs start as
+    large as those of a matrix over the whole width.
 
     Tensors of equal name and shape get equal values under the same seed in any model, also where their matrices are
     stacked into one (`fused_projections`).
@@ -34,7 +35,7 @@ def initialise(model: PreTrainedModel, seed: int) -> None:
             if isinstance(module, Projections) and module.fused:
                 _draw_stacked(module, name, seed, deviation)
             elif isinstance(module, nn.Linear | nn.Embedding) and not name.endswith(FUSED_NAME):
-                wider = (model.config.hidden_size / module.in_features) ** 0.5 if name.endswith(_FROM_FEWER) else 1
+                wider = (model.config.hidden_size / module.in_features) ** 0.5 if name.endswith(_NOT_FROM_WIDTH) else 1
                 module.weight.copy_(_normal(f"{name}.weight", module.weight, seed, wider * deviation))
             if isinstance(module, Projections):
                 _neutral(module)

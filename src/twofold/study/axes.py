@@ -115,7 +115,7 @@ def _member(spec: StudySpec, values: Mapping[str, Any]) -> Member:
     return Member(shown, f"{MEMBERS_FOLDER}/{folder}", made)
 
 
-def placed(place: tuple[str, ...], make: Callable[[], Made]) -> Made:
+def placed(place: tuple[int | str, ...], make: Callable[[], Made]) -> Made:
     """What `make` validates; the first fault as a PlacedError at `place`."""
     try:
         return make()

@@ -23,7 +23,7 @@ from twofold.models.decoder import TwofoldForCausalLM
 from twofold.models.initialise import initialise
 from twofold.models.load import MODEL_FOLDER
 from twofold.study.data import StudyData
-from twofold.study.plan import PlannedRun
+from twofold.study.plan import PlannedRun, of_text
 from twofold.study.record import (
     RECORD_FILE,
     CacheRecord,
@@ -77,8 +77,8 @@ def execute(run: PlannedRun, spec: StudySpec, data: StudyData, watcher: Watcher)
         model,
         data.windows,
         spec.training,
-        tokens=spec.tokens,
-        context=spec.data.context,
+        steps=spec.training.steps(spec.tokens, spec.data.context),
+        length=spec.data.context,
         seed=run.seed,
         folder=run.folder,
         progress=watcher.trained,
@@ -108,7 +108,7 @@ def execute(run: PlannedRun, spec: StudySpec, data: StudyData, watcher: Watcher)
         parameters=measured_parameters(model),
         validation=Validation(**evaluation.as_dict()),
         documents=tuple(DocumentRecord(**asdict(document)) for document in evaluation.documents),
-        cache=_cache_record(generation),
+        cache=cache_record(generation),
         speed=Speed(
             train_tokens_per_second=steps[-1].tokens_per_second,
             decode_tokens_per_second=generation.decode_tokens_per_second,
@@ -117,7 +117,7 @@ def execute(run: PlannedRun, spec: StudySpec, data: StudyData, watcher: Watcher)
         environment=Environment.model_validate(environment()),
         configuration=_configuration(run, spec, data, model),
         sample=Sample(prompt=data.tokenizer.decode(prompt), text=data.tokenizer.decode(generation.token_ids)),
-        curve=_curve(steps),
+        curve=thinned(steps),
         softmax=_softmax_record(model, spec, data),
         gradient=_gradient_record(steps),
     )
@@ -126,7 +126,8 @@ def execute(run: PlannedRun, spec: StudySpec, data: StudyData, watcher: Watcher)
     return record
 
 
-def _cache_record(generation: Generation) -> CacheRecord:
+def cache_record(generation: Generation) -> CacheRecord:
+    """What a generation says of its cache."""
     return CacheRecord(
         tokens=generation.cached_tokens,
         bytes_formula=generation.bytes_formula,
@@ -152,7 +153,7 @@ def _gradient_record(steps: list[Step]) -> GradientRecord | None:
 
 def _configuration(run: PlannedRun, spec: StudySpec, data: StudyData, model: TwofoldForCausalLM) -> dict[str, Any]:
     """Everything that the run was made with, and what of its sizes is not the study's."""
-    contender = run.contender
+    contender = of_text(run)
     text = data.record()
     return {
         **spec.comparable(),
@@ -198,7 +199,7 @@ def _settings(run: PlannedRun, spec: StudySpec, data: StudyData) -> bytes:
 def _new_model(run: PlannedRun, tokenizer: Tokenizer) -> TwofoldForCausalLM:
     end = tokenizer.end
     config = TwofoldConfig.from_architecture(
-        run.contender.architecture, bos_token_id=end, eos_token_id=end, pad_token_id=end
+        of_text(run).architecture, bos_token_id=end, eos_token_id=end, pad_token_id=end
     )
     model = TwofoldForCausalLM(config)
     initialise(model, run.seed)
@@ -224,7 +225,7 @@ def _sample(model: TwofoldForCausalLM, spec: StudySpec, data: StudyData) -> tupl
     return prompt, generate(model, prompt, new_tokens=spec.sample.tokens, stop_at_end=False)
 
 
-def _curve(steps: list[Step]) -> tuple[CurvePoint, ...]:
+def thinned(steps: list[Step]) -> tuple[CurvePoint, ...]:
     """The training loss in at most `CURVE_POINTS` points, each the mean of the steps since the last."""
     every = -(-len(steps) // CURVE_POINTS)
     pieces = [steps[start : start + every] for start in range(0, len(steps), every)]

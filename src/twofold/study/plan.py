@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
 from twofold.study.axes import MEMBERS_FOLDER
 from twofold.study.contenders import Contender
-from twofold.study.picking import picking_bits
 from twofold.study.record import RECORD_FILE, read_checked, read_record, to_json, write_atomically
 from twofold.study.spec import StudySpec
 from twofold.study.sweep import Point, point_slug, point_text
@@ -26,12 +25,54 @@ Place = tuple[StudySpec, Path]
 """An ordinary study, which may be the member of a family, and its folder."""
 
 
+class Entrant(Protocol):
+    """What a run is of: a contender of a study, under a label that is safe as a folder's name."""
+
+    @property
+    def label(self) -> str:
+        """What it is called in records and reports."""
+
+    @property
+    def variant(self) -> str:
+        """The notation."""
+
+    @property
+    def slug(self) -> str:
+        """The label as part of a folder's name."""
+
+    @property
+    def sizes(self) -> Mapping[str, Any]:
+        """All that its shapes depend on, as JSON takes it."""
+
+
+class Compared(Protocol):
+    """What a plan needs to know of a study: who is compared, at which points, with which seeds."""
+
+    @property
+    def contenders(self) -> Sequence[Entrant]:
+        """Who is compared."""
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """The points of the sweep; one empty point without one."""
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The first runs at every point, the others at the best."""
+
+    def at(self, point: Point) -> Compared:
+        """The study at one point, without the sweep."""
+
+    def picking_loss(self, folder: Path) -> float:
+        """What the best point has least of, told of a finished run's folder by what nothing else is told from."""
+
+
 @dataclass(frozen=True)
 class PlannedRun:
     """One contender with one seed at one point of the sweep, in a folder of its own; `number` counts from 1."""
 
     number: int
-    contender: Contender
+    contender: Entrant
     seed: int
     folder: Path
     point: Point = field(default_factory=dict)
@@ -94,6 +135,12 @@ class PlannedRun:
         return f"{self.label}, seed {self.seed}{at}"
 
 
+def of_text(run: PlannedRun) -> Contender:
+    """The contender of a run of text, with its architecture."""
+    assert isinstance(run.contender, Contender)
+    return run.contender
+
+
 @contextmanager
 def claimed(run: PlannedRun) -> Iterator[bool]:
     """Whether this process has the run for itself while the block lasts. A claim ends with its process, however."""
@@ -117,7 +164,7 @@ class Course:
     is one try, which is the best.
     """
 
-    contender: Contender
+    contender: Entrant
     tries: tuple[PlannedRun, ...]
     best: PlannedRun | None
     others: tuple[PlannedRun, ...]
@@ -133,7 +180,7 @@ class Course:
         return (self.best, *self.others) if self.best else ()
 
 
-def courses(spec: StudySpec, out: Path) -> list[Course]:
+def courses(spec: Compared, out: Path) -> list[Course]:
     """The runs of an ordinary study, or of a member, contender by contender."""
     own, points = spec.contenders, spec.points
     at = [spec.at(point).contenders for point in points]
@@ -147,7 +194,7 @@ def courses(spec: StudySpec, out: Path) -> list[Course]:
     found = []
     for which in range(count):
         tries = [run(1 + place * count + which, place, which, spec.seeds[0]) for place in range(len(at))]
-        best = _best(tries)
+        best = _best(tries, spec.picking_loss)
         others = [
             run(1 + first + later * count + which, tries.index(best), which, seed)
             for later, seed in enumerate(spec.seeds[1:])
@@ -162,7 +209,7 @@ def places_of(spec: StudySpec, out: Path) -> list[Place]:
     return [(member.spec, out / member.folder) for member in spec.members]
 
 
-def planned_runs(spec: StudySpec, out: Path) -> list[PlannedRun]:
+def planned_runs(spec: Compared, out: Path) -> list[PlannedRun]:
     """All runs of a study that are known by now, in the order they are made: seed by seed, and point by point within
     the first, so that something of each variant is there soon.
 
@@ -172,8 +219,8 @@ def planned_runs(spec: StudySpec, out: Path) -> list[PlannedRun]:
     return sorted(runs, key=lambda run: run.number)
 
 
-def _best(tries: Sequence[PlannedRun]) -> PlannedRun | None:
-    """The try with the fewest bits per byte on the picking documents; None until all have ended, and if none is left.
+def _best(tries: Sequence[PlannedRun], loss: Callable[[Path], float]) -> PlannedRun | None:
+    """The try with the least picking loss; None until all have ended, and if none is left.
 
     A point that diverged is lost.
     """
@@ -182,7 +229,7 @@ def _best(tries: Sequence[PlannedRun]) -> PlannedRun | None:
     if not all(run.ended for run in tries):
         return None
     finished = [run for run in tries if run.finished]
-    return min(finished, key=lambda run: picking_bits(read_record(run.folder / RECORD_FILE)), default=None)
+    return min(finished, key=lambda run: loss(run.folder), default=None)
 
 
 def check_folder(spec: StudySpec, out: Path) -> None:
@@ -208,7 +255,7 @@ def changed_settings(spec: StudySpec, out: Path) -> str:
     """The first setting in which the study that `out` holds differs from this one; empty where none does."""
     if not (out / STUDY_FILE).exists():
         return ""
-    return _first_difference(read_study(out).comparable(), spec.comparable())
+    return first_difference(read_study(out).comparable(), spec.comparable())
 
 
 def _check_sizes(runs: list[PlannedRun]) -> None:
@@ -218,7 +265,7 @@ def _check_sizes(runs: list[PlannedRun]) -> None:
             noted = read_record(run.folder / RECORD_FILE).configuration.get("sizes", {})
             sizes = run.contender.sizes
             common = noted.keys() & sizes.keys()
-            difference = _first_difference({k: noted[k] for k in common}, {k: sizes[k] for k in sizes if k in common})
+            difference = first_difference({k: noted[k] for k in common}, {k: sizes[k] for k in sizes if k in common})
             if difference:
                 raise ValueError(
                     f"{run.folder} holds another {run.label}: {difference}. Give this one another name, or choose "
@@ -246,12 +293,13 @@ def read_study(out: Path) -> StudySpec:
     return read_checked(path, StudySpec, "choose another folder with --out")
 
 
-def _first_difference(noted: dict[str, Any], asked: dict[str, Any], prefix: str = "") -> str:
+def first_difference(noted: dict[str, Any], asked: dict[str, Any], prefix: str = "") -> str:
+    """`seeds is 1 there and 2 here`, of the first setting that differs; empty where none does."""
     for key in dict.fromkeys((*asked, *noted)):
         name = f"{prefix}{key}"
         there, here = (side.get(key, "not given") for side in (noted, asked))
         if isinstance(there, dict) and isinstance(here, dict):
-            nested = _first_difference(there, here, f"{name}.")
+            nested = first_difference(there, here, f"{name}.")
             if nested:
                 return nested
         elif there != here:

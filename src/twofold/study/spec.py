@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -12,6 +13,8 @@ from twofold.study.axes import AxesSpec, Member, members, placed, require_no_cla
 from twofold.study.contenders import Contender, changes, label
 from twofold.study.data_spec import DataSpec
 from twofold.study.match import CACHE_BY, COSTS, Targets, cost, matched
+from twofold.study.picking import picking_bits
+from twofold.study.record import RECORD_FILE, read_record
 from twofold.study.sizes import CacheBy, ModelSpec, PlacedError, SpecPart, VariantEntry, named
 from twofold.study.sweep import Point, Sweep, fields, point_text, points, require_effect, swept_fields
 from twofold.training.settings import MACHINE_FIELDS, TrainingSettings
@@ -196,6 +199,10 @@ class StudySpec(SpecPart):
                 "sweep": None,
             }
         )
+
+    def picking_loss(self, folder: Path) -> float:
+        """Bits per byte of a finished run on the documents that pick a sweep's best point."""
+        return picking_bits(read_record(folder / RECORD_FILE))
 
     def _sizes(self, variant: str, **own: Any) -> Architecture:
         return self.model.architecture(variant, self.data.vocabulary, **own)

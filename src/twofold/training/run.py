@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_model
+from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
 
 from twofold.data.packing import Windows, check_masks
 from twofold.data.stream_windows import StreamWindows
 from twofold.environment import device_type
-from twofold.models.decoder import TwofoldForCausalLM
 from twofold.training import checkpoints, processes, requirements, sharding
 from twofold.training.metrics import METRICS_FILE, MetricsCallback, Step, read_metrics
 from twofold.training.settings import TrainingSettings
@@ -41,25 +41,27 @@ class _SeedByProcess(TrainerCallback):
 
 
 def train(
-    model: TwofoldForCausalLM,
-    windows: Dataset,
+    model: PreTrainedModel,
+    examples: Dataset,
     settings: TrainingSettings,
     *,
-    tokens: int,
-    context: int,
+    steps: int,
+    length: int,
     seed: int,
     folder: Path,
     progress: Callable[[Step], None] | None = None,
     resume: bool = False,
     say: Callable[[str], None] = log.warning,
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> list[Step]:
-    """Train `model` in place on about `tokens` tokens; the metrics of every step, also in `folder`/metrics.jsonl.
+    """Train `model` in place for so many `steps`; the metrics of every step, also in `folder`/metrics.jsonl.
 
     With `resume` it goes on from the newest sound checkpoint in `folder`, if there is one, which the same arguments
     must have made: weights and metrics end up as if nothing had interrupted the run, bit by bit on a CPU. `say` is told
     where it goes on, and of damaged checkpoints. Without, checkpoints in `folder` are removed first.
-    `windows` gives `input_ids` and `shift_labels` [context]; their order follows from `seed` alone, or is the
-    stream's. Seeds the global random generators, as transformers' Trainer does.
+    `examples` are what the model takes as keyword arguments, each of `length` tokens: `Windows` of text, or a set
+    whose `__getitems__` gives whole batches. Their order follows from `seed` alone, or is the stream's. `callbacks` are
+    the Trainer's. Seeds the global random generators, as transformers' Trainer does.
 
     Processes that a launcher started share the run: each calls this with equal arguments and ends with the whole model,
     and the first alone writes and tells. Raises `DivergedError` when the loss is no longer a number, and ValueError
@@ -67,20 +69,19 @@ def train(
     """
     processes.join()
     requirements.check(settings)
-    if isinstance(windows, Windows | StreamWindows):
-        check_masks(windows.packing, model.config._attn_implementation or "")
-    steps = settings.steps(tokens, context)
+    if isinstance(examples, Windows | StreamWindows):
+        check_masks(examples.packing, model.config._attn_implementation or "")
     place, done, kept = processes.from_first(lambda: _beginning(folder, resume, say))
     if place and processes.is_first():
         say(f"goes on after step {done} of {steps}")
     if place and done == steps:
         load_model(model, place / "model.safetensors")
         return kept
-    if isinstance(windows, StreamWindows):
-        windows.resume(checkpoints.stream_state(place) if place else None)
+    if isinstance(examples, StreamWindows):
+        examples.resume(checkpoints.stream_state(place) if place else None)
     metrics = MetricsCallback(
         folder / METRICS_FILE if processes.is_first() else None,
-        settings.batch * settings.accumulation * context,
+        settings.batch * settings.accumulation * length,
         progress if processes.is_first() else None,
         kept,
         skips=settings.precision == "float16",
@@ -88,15 +89,16 @@ def train(
     arguments = _arguments(
         settings, steps, seed, processes.from_first(lambda: checkpoints.unfinished(folder)), folder.name
     )
-    arguments.ignore_data_skip = isinstance(windows, StreamWindows)  # it begins at its place already
+    arguments.ignore_data_skip = isinstance(examples, StreamWindows)  # it begins at its place already
     with _prepared(model, settings) as trained:
         trainer = RunTrainer(
             run_folder=folder,
             sharded=settings.fsdp,
             model=trained,
             args=arguments,
-            train_dataset=windows,
-            callbacks=[metrics, _SeedByProcess(), *([SaveOften()] if settings.checkpoints else [])],
+            train_dataset=examples,
+            data_collator=_whole if hasattr(examples, "__getitems__") else None,
+            callbacks=[metrics, _SeedByProcess(), *([SaveOften()] if settings.checkpoints else []), *callbacks],
         )
         trainer.remove_callback(PrinterCallback)
         for callback in trainer.callback_handler.callbacks:
@@ -107,6 +109,11 @@ def train(
         finally:
             metrics.close()
     return metrics.steps
+
+
+def _whole(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A batch that is one already."""
+    return batch
 
 
 def _beginning(folder: Path, resume: bool, say: Callable[[str], None]) -> tuple[Path | None, int, list[Step]]:
@@ -124,14 +131,14 @@ def _beginning(folder: Path, resume: bool, say: Callable[[str], None]) -> tuple[
 
 
 @contextmanager
-def _prepared(model: TwofoldForCausalLM, settings: TrainingSettings) -> Iterator[TwofoldForCausalLM]:
+def _prepared(model: PreTrainedModel, settings: TrainingSettings) -> Iterator[PreTrainedModel]:
     """What to train in the model's place; when the block has ended, `model` has the weights and is as it was.
 
     Blocks are compiled in place, each by itself: parameters keep their names, one compilation serves all blocks, and
     hooks of processes and checkpointing stay outside.
     """
     trained = model
-    caches = model.config.use_cache  # the Trainer turns it off for good
+    caches = getattr(model.config, "use_cache", None)  # the Trainer turns it off for good; an encoder has none
     if settings.fsdp:
         trained = copy.deepcopy(model)
         sharding.shard(trained)
@@ -145,7 +152,8 @@ def _prepared(model: TwofoldForCausalLM, settings: TrainingSettings) -> Iterator
             model.load_state_dict(sharding.whole_weights(trained))
             model.to(trained.device)  # where training leaves one that is not spread
     finally:
-        model.config.use_cache = caches
+        if caches is not None:
+            model.config.use_cache = caches
         if settings.gradient_checkpointing:
             trained.activation_checkpointing_disable()
         for block in trained.model.layers:
@@ -185,7 +193,7 @@ def _arguments(settings: TrainingSettings, steps: int, seed: int, output: Path, 
         report_to=list(settings.report_to),
         disable_tqdm=True,
         remove_unused_columns=False,
-        label_names=["shift_labels"],
+        label_names=["shift_labels", "labels"],
         dataloader_pin_memory=False,
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # one process, one device: transformers would spread the batch over all

@@ -1,0 +1,1 @@
+"""Tasks with an answer: sequences, recall, sentences, images. Generated from a seed, or read from where they lie."""

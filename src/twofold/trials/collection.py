@@ -1,0 +1,109 @@
+"""Put the finished runs of a study of tasks together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from twofold.study.plan import Course, PlannedRun
+from twofold.study.record import RECORD_FILE
+from twofold.study.results import Failure
+from twofold.tasks.task import Head
+from twofold.trials.plan import courses_of, places_of, read_task_study
+from twofold.trials.published import published_score
+from twofold.trials.record import TaskRun, read_test, read_trial_record
+from twofold.trials.results import TaskResults, TrialResults, Tried, is_solved, summarise, write_trial_results
+from twofold.trials.runner import COMMAND_FILE
+from twofold.trials.trial import Trial
+
+
+def collect_trials(out: Path) -> TrialResults:
+    """Put the finished runs in `out` together and write results.json and results.csv.
+
+    Raises ValueError where `out` holds no study of tasks, or nothing finished.
+    """
+    spec = read_task_study(out)
+    tasks = tuple(found for trial, folder in places_of(spec, out) if (found := _task(trial, folder)).runs)
+    if not tasks:
+        raise ValueError(f"{out}: no run is finished yet; `twofold study run` makes them")
+    command = out / COMMAND_FILE
+    results = TrialResults(
+        study=spec.name,
+        description=" ".join(spec.description.split()),
+        command=command.read_text().strip() if command.is_file() else "",
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        tasks=tasks,
+    )
+    write_trial_results(results, out)
+    return results
+
+
+def _task(trial: Trial, folder: Path) -> TaskResults:
+    found = courses_of(trial, folder)
+    runs = [_read(run) for course in found for run in course.reported if run.finished]
+    order = [one.label for one in trial.contenders]
+    source = str(getattr(trial.task, "source", ""))
+    variants = {one.label: one.variant for one in trial.contenders}
+
+    def published(label: str) -> float | None:
+        return published_score(trial.task.task, source, label) if label == variants[label] else None
+
+    summary = summarise(runs, trial.baseline, order, published)
+    part = trial.task.deciding_part
+    return TaskResults(
+        name=trial.name,
+        task=trial.task.model_dump(mode="json"),
+        metric=trial.task.metric,
+        chance=_chance(trial),
+        threshold=trial.task.solved,
+        deciding_part=part,
+        baseline=trial.baseline,
+        solved=is_solved(summary, trial.baseline, trial.task.solved, part),
+        steps=trial.steps,
+        answers=next((run.test.answers for run in runs if run.test), 0),
+        summary=summary,
+        runs=tuple(runs),
+        sweep=tuple(one for course in found for one in _tried(course)) if len(trial.points) > 1 else (),
+        diverged=tuple(one for course in found for one in _failures(course)),
+        unfinished=sum(_unfinished(course, len(trial.seeds)) for course in found),
+    )
+
+
+def _chance(trial: Trial) -> float:
+    """The score of a guess: of a member of a set one in so many, of a class likewise."""
+    form = trial.task.form
+    return 1 / (form.length if form.head is Head.MEMBER else form.classes)
+
+
+def _read(run: PlannedRun) -> TaskRun:
+    record = read_trial_record(run.folder / RECORD_FILE)
+    told = record.model_dump(exclude={"maps"}) | {"test": read_test(run.folder)}
+    return TaskRun.model_validate(told)
+
+
+def _tried(course: Course) -> Sequence[Tried]:
+    return [
+        Tried(
+            label=run.label,
+            variant=run.variant,
+            point=dict(run.point),
+            score=read_trial_record(run.folder / RECORD_FILE).validation.score if run.finished else None,
+            chosen=run is course.best,
+        )
+        for run in course.tries
+        if run.ended
+    ]
+
+
+def _failures(course: Course) -> Sequence[Failure]:
+    return [
+        Failure(label=run.label, variant=run.variant, seed=run.seed, reason=run.diverged)
+        for run in (course.reported or course.tries)
+        if run.diverged
+    ]
+
+
+def _unfinished(course: Course, seeds: int) -> int:
+    known = sum(not run.ended for run in (*course.tries, *course.others))
+    return known + (seeds - 1 if course.is_open else 0)

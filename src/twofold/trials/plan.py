@@ -1,0 +1,84 @@
+"""Where a study of tasks keeps its runs, and which are left to do. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twofold.study.plan import RUNS_FOLDER, STUDY_FILE, Course, PlannedRun, courses, first_difference, planned_runs
+from twofold.study.record import RECORD_FILE, read_checked, to_json, write_atomically
+from twofold.trials.record import TEST_FILE, read_trial_record
+from twofold.trials.spec import TaskStudySpec
+from twofold.trials.trial import Trial
+
+Place = tuple[Trial, Path]
+"""One task of a study, and the folder of its runs."""
+
+
+def places_of(spec: TaskStudySpec, out: Path) -> list[Place]:
+    """The tasks of a study in `out`, with their folders."""
+    return [(trial, out / trial.folder) for trial in spec.trials]
+
+
+def runs_of(places: list[Place]) -> list[tuple[Trial, PlannedRun]]:
+    """All runs that are known by now, task by task."""
+    return [(trial, run) for trial, folder in places for run in planned_runs(trial, folder)]
+
+
+def untested(places: list[Place]) -> list[tuple[Trial, PlannedRun]]:
+    """Finished runs that are to be reported and have not read the test set."""
+    return [
+        (trial, run)
+        for trial, folder in places
+        for course in courses(trial, folder)
+        for run in course.reported
+        if run.finished and not (run.folder / TEST_FILE).is_file()
+    ]
+
+
+def courses_of(trial: Trial, folder: Path) -> list[Course]:
+    """The runs of one task, contender by contender."""
+    return courses(trial, folder)
+
+
+def check_folder(spec: TaskStudySpec, out: Path) -> None:
+    """Raise ValueError where `out` holds something else, or finished runs of other settings, naming the difference.
+
+    Tasks, variants, seeds and a sweep's values may be added at any time.
+    """
+    if not (out / STUDY_FILE).exists():
+        if out.is_dir() and any(out.iterdir()):
+            raise ValueError(f"{out} is not empty and holds no study: choose another folder with --out")
+        return
+    noted, asked = read_task_study(out).comparable(), spec.comparable()
+    for trial, folder in places_of(spec, out):
+        if not any(folder.glob(f"{RUNS_FOLDER}/*/{RECORD_FILE}")):
+            continue
+        difference = first_difference(noted.get(trial.name, asked[trial.name]), asked[trial.name])
+        for _, run in runs_of([(trial, folder)]) if not difference else []:
+            if run.finished:
+                sizes = read_trial_record(run.folder / RECORD_FILE).configuration["sizes"]
+                difference = difference or first_difference(sizes, dict(run.contender.sizes), f"{run.label}: ")
+        if difference:
+            raise ValueError(
+                f"{out} holds runs of other settings, on {trial.name}: {difference}. Choose another folder with --out"
+            )
+
+
+def note_study(spec: TaskStudySpec, out: Path) -> None:
+    """Make the folder if need be, and write down the study that it holds."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / STUDY_FILE, to_json(spec))
+
+
+def holds_tasks(out: Path) -> bool:
+    """Whether a folder holds a study of tasks."""
+    path = out / STUDY_FILE
+    return path.is_file() and b'"tasks"' in path.read_bytes()
+
+
+def read_task_study(out: Path) -> TaskStudySpec:
+    """The study of tasks that a folder holds. Raises ValueError where it holds none."""
+    path = out / STUDY_FILE
+    if not path.is_file():
+        raise ValueError(f"{out} holds no study ({STUDY_FILE} is not there): give the folder that `study run` made")
+    return read_checked(path, TaskStudySpec, "choose another folder with --out")
