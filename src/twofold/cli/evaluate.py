@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from twofold.cli.evaluate_tasks import evaluate_tasks
 from twofold.cli.output import print_json, show, table
 from twofold.cli.settings import apply_settings
 
@@ -20,7 +21,9 @@ EXAMPLES = """[bold]Examples[/bold]
   twofold evaluate runs/demo/runs/QKV_seed0
   twofold evaluate runs/demo/runs/QKV_seed0 --data my-texts/ --json
   twofold evaluate runs/demo/runs/QKV_seed0 --cache-dtype int8
-  twofold evaluate runs/mine --data dataset:my-dataset --set data.split=test --set data.column=story"""
+  twofold evaluate runs/mine --data dataset:my-dataset --set data.split=test --set data.column=story
+  twofold evaluate runs/mine --tasks twofold_local
+  twofold evaluate runs/mine --tasks hellaswag,arc_easy --num-fewshot 5 --limit 200"""
 
 PARTS = ("data",)
 """Parts of a study file whose keys `--set` takes."""
@@ -54,13 +57,39 @@ def evaluate(
         int | None, typer.Option(help="Tokens per window.", show_default="the run's own, else 256")
     ] = None,
     batch: Annotated[int, typer.Option(help="Windows per forward pass.")] = 16,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            help="Tasks of lm-evaluation-harness instead, with commas between; twofold_local needs no network.",
+            show_default=False,
+        ),
+    ] = None,
+    num_fewshot: Annotated[
+        int | None, typer.Option(help="Solved examples before each document.", show_default="the task's own")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Documents per task.", show_default="all")] = None,
+    task_path: Annotated[
+        list[Path] | None,
+        typer.Option(help="A folder with task files of your own; may be given again.", show_default=False),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the tasks' results here.", show_default=False)] = None,
     cache_dtype: Annotated[
         str | None,
         typer.Option(help="Also score with rows kept as int8, bfloat16 or float16.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Loss per real token, perplexity and bits per byte; every token is scored once, in windows as the run had them."""
+    """Loss per real token, perplexity and bits per byte; every token is scored once, in windows as the run had them.
+
+    With --tasks: the values of benchmark tasks, with standard errors and what guessing would reach.
+    """
+    if tasks is not None:
+        if data or settings or cache_dtype:
+            raise ValueError("tasks bring their own text: leave out --data, --set and --cache-dtype")
+        evaluate_tasks(model, tasks, num_fewshot, limit, task_path or [], context, batch, out, as_json)
+        return
+    if num_fewshot is not None or limit is not None or task_path or out:
+        raise ValueError("--num-fewshot, --limit, --task-path and --out belong to tasks: name some with --tasks")
     from twofold.cli.progress import evaluating, quiet_libraries, reading
     from twofold.data.tokenizer import load_tokenizer
     from twofold.evaluation.heldout import evaluate as score

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,8 @@ from twofold.cli.study_tables import advice_lines, gap_table, in_terminal, remar
 if TYPE_CHECKING:
     from twofold.cli.progress import RunProgress
     from twofold.study.plan import PlannedRun
+    from twofold.study.spec import StudySpec
+    from twofold.trials.spec import TaskStudySpec
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,7 +28,8 @@ app = typer.Typer(
 RUN_EXAMPLES = """[bold]Examples[/bold]
   twofold study run demo
   twofold study run demo --dry-run
-  twofold study run my-study.yaml --out runs/mine"""
+  twofold study run my-study.yaml --out runs/mine
+  twofold study run demo --set tokens=100000 --set model.layers=2 --out runs/short"""
 
 REPORT_EXAMPLES = """[bold]Examples[/bold]
   twofold study report runs/demo
@@ -45,14 +48,30 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="Folder for runs and report.", show_default="runs/NAME", file_okay=False)
     ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="Replace a value of the study: model.layers=2. May be repeated.", metavar="KEY=VALUE"
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would run, and run nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make the runs that are missing in the study's folder, then write its report. Finished runs stay as they are."""
-    from twofold.study.load import load_study
+    from twofold.trials.load import load_any_study
+    from twofold.trials.spec import TaskStudySpec
 
-    spec = load_study(study)
+    spec = load_any_study(study, changes or ())
     folder = out or Path("runs") / spec.name
+    command = shlex.join(["twofold", *context.obj])
+    if isinstance(spec, TaskStudySpec):
+        from twofold.cli.trials import run_task_study, show_task_plan
+
+        if dry_run:
+            show_task_plan(spec, folder, as_json)
+        else:
+            run_task_study(spec, folder, command, as_json)
+        return
     if dry_run:
         from twofold.cli.study_plan import show_plan
 
@@ -65,7 +84,6 @@ def run(
     quiet_libraries()
     total = spec.run_count
     before = {place: number * total // len(spec.members) for number, (_, place) in enumerate(places_of(spec, folder))}
-    command = shlex.join(["twofold", *context.obj])
 
     def watch(one: PlannedRun) -> AbstractContextManager[RunProgress]:
         place = one.folder.parent.parent
@@ -118,35 +136,51 @@ def advise_on(
 
 @app.command("list")
 def list_studies(as_json: AsJson = False) -> None:
-    """The studies that come with the package."""
-    from twofold.study.load import builtin_studies, load_study
+    """The studies that come with the package, of text and of tasks."""
+    from twofold.trials.load import all_builtin_studies, load_any_study
 
-    studies = [load_study(name) for name in builtin_studies()]
+    studies = [load_any_study(name) for name in all_builtin_studies()]
     if as_json:
-        print_json(
-            [
-                {
-                    "name": s.name,
-                    "description": s.description.strip(),
-                    "variants": [c.label for c in s.members[0].spec.contenders],
-                    "seeds": s.seeds,
-                    "tokens": s.tokens,
-                }
-                for s in studies
-            ]
-        )
+        print_json([_listed(spec) for spec in studies])
         return
     shown = table()
-    for heading in ("study", "runs", "tokens each", "about"):
-        shown.add_column(heading, overflow="fold")
+    for heading in ("study", "runs", "each run", "about"):
+        shown.add_column(heading, overflow="fold", no_wrap=heading == "each run")
     for spec in studies:
-        shown.add_row(spec.name, str(spec.run_count), f"{spec.tokens:,}", " ".join(spec.description.split()))
+        shown.add_row(spec.name, str(spec.run_count), _each_run(spec), " ".join(spec.description.split()))
     show(shown)
+
+
+def _listed(spec: StudySpec | TaskStudySpec) -> dict[str, Any]:
+    """A built-in study in JSON: of tasks it has `tasks`, each with its steps, where one of text has `tokens`."""
+    from twofold.study.spec import StudySpec
+
+    told = {"name": spec.name, "description": spec.description.strip(), "seeds": spec.seeds}
+    if isinstance(spec, StudySpec):
+        return {**told, "variants": [c.label for c in spec.members[0].spec.contenders], "tokens": spec.tokens}
+    labels = dict.fromkeys(one.label for trial in spec.trials for one in trial.contenders)
+    return {**told, "variants": list(labels), "tasks": {trial.name: trial.steps for trial in spec.trials}}
+
+
+def _each_run(spec: StudySpec | TaskStudySpec) -> str:
+    """How much each run trains: `819,200 tokens`, or of tasks `400 to 2,000 steps`."""
+    from twofold.study.spec import StudySpec
+
+    if isinstance(spec, StudySpec):
+        return f"{spec.tokens:,} tokens"
+    steps = sorted({trial.steps for trial in spec.trials})
+    return f"{steps[0]:,} to {steps[-1]:,} steps" if len(steps) > 1 else f"{steps[0]:,} steps"
 
 
 def _report(folder: Path, as_json: bool) -> None:
     from twofold.study.plan import read_study
+    from twofold.trials.plan import holds_tasks
 
+    if holds_tasks(folder):
+        from twofold.cli.trials import report_trials
+
+        report_trials(folder, as_json)
+        return
     if read_study(folder).axes:
         _report_family(folder, as_json)
         return

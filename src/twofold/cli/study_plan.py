@@ -18,10 +18,9 @@ OF_SIZES = ("label", *SIZES, "parameters", "cache_bytes_per_token", "macs_per_wi
 def show_plan(spec: StudySpec, folder: Path, as_json: bool) -> None:
     """Print what would run, and run nothing. ValueError where the folder holds something else."""
     from twofold.study.plan import check_folder, planned_runs
-    from twofold.study.texts import SplitTexts
 
     check_folder(spec, folder)
-    corpus = SplitTexts.read(spec.data).corpus
+    text = _text(spec)
     rows = [
         _row(run, member.spec, str(member))
         for member in spec.members
@@ -33,8 +32,7 @@ def show_plan(spec: StudySpec, folder: Path, as_json: bool) -> None:
     of_runs = (*(["point"] if spec.sweep else []), "label", "seed", "state", "folder")
     sizes = _distinct(rows, [*(["member"] if spec.axes else []), *(["point"] if _sizes_swept(spec) else [])])
     show(
-        f"{spec.name}: {_runs_text(spec)} of {spec.tokens:,} tokens, {_steps_text(rows)} steps each, on "
-        f"{spec.data.source} ({len(corpus.documents):,} documents, {corpus.bytes:,} bytes)",
+        f"{spec.name}: {_runs_text(spec)} of {spec.tokens:,} tokens, {_steps_text(rows)} steps each, on {text}",
         "",
         plan_table(sizes, tuple(key for key in ("member", "point", *OF_SIZES) if key in sizes[0])),
         "",
@@ -43,10 +41,22 @@ def show_plan(spec: StudySpec, folder: Path, as_json: bool) -> None:
     )
 
 
+def _text(spec: StudySpec) -> str:
+    """The text and how much it is; a dataset is not opened, since that may mean a download."""
+    from twofold.study.texts import SplitTexts
+
+    if spec.data.dataset:
+        return f"{spec.data.source} (not opened yet)"
+    corpus = SplitTexts.read(spec.data).corpus
+    return f"{spec.data.source} ({len(corpus.documents):,} documents, {corpus.bytes:,} bytes)"
+
+
 def _row(run: PlannedRun, spec: StudySpec, member: str) -> dict[str, Any]:
     from twofold.study.match import COSTS, cost
+    from twofold.study.plan import of_text
 
-    arch = run.contender.architecture
+    contender = of_text(run)
+    arch = contender.architecture
     costs = {name: cost(name, arch, spec.data.context) for name in COSTS}
     return {
         "member": member,
@@ -61,7 +71,7 @@ def _row(run: PlannedRun, spec: StudySpec, member: str) -> dict[str, Any]:
         "parameters": costs["parameters"],
         "cache_bytes_per_token": costs["cache"],
         "macs_per_window": costs["compute"],
-        "changed": dict(run.contender.changed),
+        "changed": dict(contender.changed),
         "steps": spec.at(run.point).training.steps(spec.tokens, spec.data.context),
         "folder": str(run.folder),
         "state": run.state,

@@ -1,7 +1,8 @@
-"""`twofold study show`: finished results of a study or a family, as a table, as JSON or as an image."""
+"""`twofold study show`: finished results of a study, a family or a study of tasks, as tables, JSON or an image."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from twofold.study.gaps import Gaps
     from twofold.study.results import Results
+    from twofold.trials.results import TrialResults
 
 SHOW_EXAMPLES = """[bold]Examples[/bold]
   twofold study show runs/demo
@@ -35,7 +37,9 @@ SHOW_EXAMPLES = """[bold]Examples[/bold]
   twofold study show runs/demo --image frontier.svg
   twofold study show runs/demo --image differences.svg --figure differences
   twofold study show runs/swept --sweep --markdown
-  twofold study show runs/demo --scores --markdown"""
+  twofold study show runs/demo --scores --markdown
+  twofold study show runs/recall --task recall
+  twofold study show runs/recall --image parts.svg --figure parts"""
 
 ResultsPath = Annotated[
     Path, typer.Argument(help="A results.json, a family's gaps.json, or the folder that holds one.")
@@ -49,7 +53,15 @@ class Figure(StrEnum):
     DIFFERENCES = "differences"
     SWEEP = "sweep"
     GAPS = "gaps"
+    SCORES = "scores"
+    PARTS = "parts"
+    LOOKS = "looks"
+    CURVES = "curves"
+    MAPS = "maps"
 
+
+OF_TEXT = (Figure.FRONTIER, Figure.DIFFERENCES, Figure.GAPS)
+OF_TASKS = (Figure.SCORES, Figure.PARTS, Figure.LOOKS, Figure.CURVES, Figure.MAPS)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -68,20 +80,35 @@ def show_results(
     figure: Annotated[
         Figure | None,
         typer.Option(
-            help="Which: quality against cache, differences to the baseline, the sweep's points, or a family's gaps.",
-            show_default="frontier, or gaps of a family",
+            help="Which: quality against cache, differences to the baseline, the sweep's points, or a family's gaps. "
+            "Of tasks: scores, their parts, scores while training, losses, or attention maps.",
+            show_default="frontier, gaps of a family, or scores of tasks",
         ),
     ] = None,
     sweep: Annotated[bool, typer.Option("--sweep", help="Show the points of the study's sweep instead.")] = False,
     of_scores: Annotated[
         bool, typer.Option("--scores", help="Show the softmax's entropy and the gradient's size alone.")
     ] = False,
+    task: Annotated[
+        str | None, typer.Option("--task", help="Show one task alone, of a study of tasks.", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show finished results; writes nothing but the image that is asked for."""
     from twofold.study.gaps import Gaps
+    from twofold.trials.results import TrialResults
 
     found = _read(results)
+    if isinstance(found, TrialResults):
+        _require_none_of_text(results, figure, {"--to-loss": to_loss is not None, "--scores": of_scores})
+        if image is not None:
+            _write_task_image(found, task, figure or Figure.SCORES, results, image)
+            return
+        from twofold.cli.trial_show import show_task_results
+
+        show_task_results(found, task, sweep=sweep, as_markdown=as_markdown, as_json=as_json)
+        return
+    _require_none_of_tasks(results, figure, task)
     if image is not None:
         from twofold.report.look import write_image
 
@@ -113,10 +140,11 @@ def show_results(
         _show_scores_below(found, as_markdown or as_json)
 
 
-def _read(path: Path) -> Results | Gaps:
+def _read(path: Path) -> Results | Gaps | TrialResults:
     """What a study's or a family's folder, or one of their files, holds."""
     from twofold.study.gaps import GAPS_JSON, read_gaps
     from twofold.study.results import RESULTS_JSON, read_results
+    from twofold.trials.results import read_trial_results
 
     names = (RESULTS_JSON, GAPS_JSON)
     file = next((path / name for name in names if (path / name).is_file()), path / RESULTS_JSON)
@@ -124,14 +152,49 @@ def _read(path: Path) -> Results | Gaps:
     if not file.is_file():
         what = "`twofold study report` makes it" if path.is_dir() else "give a results.json or a study's folder"
         raise ValueError(f"{file} is not there: {what}")
-    return read_gaps(file) if file.name == GAPS_JSON else read_results(file)
+    if file.name == GAPS_JSON:
+        return read_gaps(file)
+    return read_trial_results(file) if _is_of_tasks(file) else read_results(file)
+
+
+def _is_of_tasks(file: Path) -> bool:
+    """Whether a results.json is of a study of tasks; False also where it is no JSON."""
+    try:
+        content = json.loads(file.read_bytes())
+    except ValueError:
+        return False
+    return isinstance(content, dict) and "tasks" in content
+
+
+def _require_none_of_text(path: Path, figure: Figure | None, options: dict[str, bool]) -> None:
+    asked = [name for name, is_given in options.items() if is_given]
+    asked += [f"--figure {figure}"] if figure in OF_TEXT else []
+    if asked:
+        raise ValueError(f"{path} is a study of tasks, and {asked[0]} is of studies of text")
+
+
+def _require_none_of_tasks(path: Path, figure: Figure | None, task: str | None) -> None:
+    asked = ["--task"] if task is not None else []
+    asked += [f"--figure {figure}"] if figure in OF_TASKS else []
+    if asked:
+        raise ValueError(f"{path} is a study of text, and {asked[0]} is of studies of tasks")
+
+
+def _write_task_image(found: TrialResults, task: str | None, figure: Figure, path: Path, image: Path) -> None:
+    from twofold.cli.trial_show import task_drawing
+    from twofold.report.look import write_image
+
+    write_image(task_drawing(found, task, figure.value, path if path.is_dir() else path.parent), image)
 
 
 def read_one(path: Path) -> Results:
-    """The results of one study; ValueError, naming the members, for a family."""
+    """The results of one study of text; ValueError for a study of tasks and, naming the members, for a family."""
     from twofold.study.gaps import Gaps
+    from twofold.trials.results import TrialResults
 
     found = _read(path)
+    if isinstance(found, TrialResults):
+        raise ValueError(f"{path} is a study of tasks, and this is asked of a study of text")
     if isinstance(found, Gaps):
         raise ValueError(_of_one_member(found, path))
     return found

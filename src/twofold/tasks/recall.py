@@ -19,14 +19,14 @@ FILLER = 0
 class RecallTask(TaskSpec):
     """Multi-query associative recall, MQAR (Arora et al. 2023, arXiv 2312.04927, section 3.1).
 
-    An example begins with pairs of a key and its value; then each key is asked once more, in random order and at
-    random places, and the token after it is its value. Only these values are asked for. All other positions hold
-    `FILLER`. No key and no value comes twice among the pairs of an example.
+    An example begins with pairs of a key and its value; then each key comes once more, in random order and at random
+    places, and its value is asked for, but not shown: values seen would leave fewer to guess among. All other positions
+    hold `FILLER`. No key and no value comes twice among the pairs of an example.
 
     Token 0 is `FILLER`, 1 … vocabulary/2 - 1 are keys, the rest are values. `pairs` are the numbers of pairs, equally
-    frequent (to within one example) and each a part of the results. `length` counts tokens, by default just enough
-    for the most pairs. The source has a vocabulary of 8,192, and queries closer to the pairs more often; here all
-    places are equally likely.
+    frequent (to within one example) and each a part of the results. `length` counts tokens, by default four for each of
+    the most pairs. The source has a vocabulary of 8,192, and queries closer to the pairs more often; here all places
+    are equally likely.
     """
 
     task: Literal["recall"] = "recall"
@@ -50,9 +50,9 @@ class RecallTask(TaskSpec):
                 f"A vocabulary of {self.vocabulary} has {self._keys} keys, and {most} pairs need as many: make it "
                 f"{2 * most + 2} or more"
             )
-        if self._tokens < 4 * most:
+        if self._tokens < 3 * most:
             raise ValueError(
-                f"{most} pairs and a question for each take {4 * most} tokens, and length is {self._tokens}: make it "
+                f"{most} pairs and a question for each take {3 * most} tokens, and length is {self._tokens}: make it "
                 "larger or leave it out"
             )
         if (smallest := min(self.training, self.validation, self.test)) < len(self.pairs):
@@ -78,13 +78,13 @@ class RecallTask(TaskSpec):
         """Generate the examples, no two of them equal; 34,500 of 64 tokens take a fraction of a second."""
         rng = np.random.default_rng(self.data_seed)
         counts = [_shares(count, len(self.pairs)) for count in (self.training, self.validation, self.test)]
-        splits: list[list[NDArray[np.int64]]] = [[], [], []]
+        splits: list[list[Examples]] = [[], [], []]
         for part, pairs in enumerate(self.pairs):
             sizes = [shares[part] for shares in counts]
             inputs = distinct_rows(partial(self._draw, rng, pairs), sum(sizes))
             for split, rows in zip(splits, np.split(inputs, np.cumsum(sizes)[:-1]), strict=True):
-                split.append(rows)
-        training, validation, test = (self._examples(rng, split) for split in splits)
+                split.append(Examples(rows, _recalled(rows, pairs), np.full(len(rows), part)))
+        training, validation, test = (_mixed(rng, split) for split in splits)
         return Splits(self.form, training, validation, test, part_names=self.part_names)
 
     @property
@@ -102,20 +102,9 @@ class RecallTask(TaskSpec):
         values = self.vocabulary // 2 + distinct_tokens(rng, rows, pairs, self.vocabulary // 2)
         inputs[:, 0 : 2 * pairs : 2] = keys
         inputs[:, 1 : 2 * pairs : 2] = values
-        places = 2 * pairs + 2 * distinct_tokens(rng, rows, pairs, self._tokens // 2 - pairs)
+        places = 2 * pairs + distinct_tokens(rng, rows, pairs, self._tokens - 2 * pairs)
         np.put_along_axis(inputs, places, keys, axis=1)
-        np.put_along_axis(inputs, places + 1, values, axis=1)
         return inputs
-
-    def _examples(self, rng: np.random.Generator, by_part: list[NDArray[np.int64]]) -> Examples:
-        """Inputs [n, T] of each part, mixed and labelled."""
-        parts = np.repeat(np.arange(len(by_part)), [len(rows) for rows in by_part])
-        order = rng.permutation(len(parts))
-        inputs, parts = np.concatenate(by_part)[order], parts[order]
-        followed = np.roll(inputs, -1, axis=1)
-        asked = (inputs != FILLER) & (inputs < self.vocabulary // 2)
-        asked &= np.arange(self._tokens) >= 2 * np.array(self.pairs)[parts, None]
-        return Examples(inputs, np.where(asked, followed, IGNORED), parts)
 
 
 class InductionTask(TaskSpec):
@@ -173,3 +162,22 @@ class InductionTask(TaskSpec):
 def _shares(count: int, parts: int) -> list[int]:
     """`count` in as equal shares as can be."""
     return [count // parts + (part < count % parts) for part in range(parts)]
+
+
+def _recalled(inputs: NDArray[np.int64], pairs: int) -> NDArray[np.int64]:
+    """The labels [n, T] of `RecallTask` for inputs [n, T] with this many pairs."""
+    keys, values = inputs[:, 0 : 2 * pairs : 2], inputs[:, 1 : 2 * pairs : 2]
+    places = 2 * pairs + np.nonzero(inputs[:, 2 * pairs :] != FILLER)[1].reshape(-1, pairs)
+    asked = np.take_along_axis(inputs, places, axis=1)
+    # Each key is asked once, so that questions and pairs agree once both are in the order of keys.
+    places = np.take_along_axis(places, asked.argsort(axis=1), axis=1)
+    labels = np.full_like(inputs, IGNORED)
+    np.put_along_axis(labels, places, np.take_along_axis(values, keys.argsort(axis=1), axis=1), axis=1)
+    return labels
+
+
+def _mixed(rng: np.random.Generator, by_part: list[Examples]) -> Examples:
+    """The examples of all parts in a random order."""
+    order = rng.permutation(sum(map(len, by_part)))
+    columns = zip(*((part.inputs, part.labels, part.parts) for part in by_part), strict=True)
+    return Examples(*(np.concatenate(column)[order] for column in columns))

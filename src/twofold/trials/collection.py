@@ -12,7 +12,7 @@ from twofold.study.results import Failure
 from twofold.tasks.task import Head
 from twofold.trials.plan import courses_of, places_of, read_task_study
 from twofold.trials.published import published_score
-from twofold.trials.record import TaskRun, read_test, read_trial_record
+from twofold.trials.record import Look, TaskRun, read_test, read_trial_record
 from twofold.trials.results import TaskResults, TrialResults, Tried, is_solved, summarise, write_trial_results
 from twofold.trials.runner import COMMAND_FILE
 from twofold.trials.trial import Trial
@@ -49,17 +49,21 @@ def _task(trial: Trial, folder: Path) -> TaskResults:
     def published(label: str) -> float | None:
         return published_score(trial.task.task, source, label) if label == variants[label] else None
 
-    summary = summarise(runs, trial.baseline, order, published)
-    part = trial.task.deciding_part
+    part, threshold = trial.task.deciding_part, trial.task.solved
+
+    def solved(look: Look) -> bool:
+        return threshold is not None and (look.parts[part] if part else look.score) >= threshold
+
+    summary = summarise(runs, trial.baseline, order, published, None if threshold is None else solved)
     return TaskResults(
         name=trial.name,
         task=trial.task.model_dump(mode="json"),
         metric=trial.task.metric,
         chance=_chance(trial),
-        threshold=trial.task.solved,
+        threshold=threshold,
         deciding_part=part,
         baseline=trial.baseline,
-        solved=is_solved(summary, trial.baseline, trial.task.solved, part),
+        solved=is_solved(summary, trial.baseline, threshold, part),
         steps=trial.steps,
         answers=next((run.test.answers for run in runs if run.test), 0),
         summary=summary,

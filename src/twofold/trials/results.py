@@ -15,7 +15,7 @@ from twofold.study.contrast import Interval, t_interval
 from twofold.study.record import Labelled, Part, read_checked, to_json, write_atomically
 from twofold.study.results import RESULTS_CSV, RESULTS_JSON, Failure
 from twofold.study.statistics import Spread
-from twofold.trials.record import TaskRun
+from twofold.trials.record import Look, TaskRun
 
 UNSOLVED = "baseline does not solve it"
 
@@ -41,7 +41,11 @@ class Against(Part):
 
 
 class TaskSummary(Labelled):
-    """A variant on a task over its seeds, on the test set. `published` is the source's score, where there is one."""
+    """A variant on a task over its seeds, on the test set. `published` is the source's score, where there is one.
+
+    `steps_to_solve` tells for each seed the training steps after which a look at validation examples first found the
+    task's threshold reached; None where none did, and empty for a task without a threshold.
+    """
 
     seeds: tuple[int, ...]
     score: Spread
@@ -53,6 +57,7 @@ class TaskSummary(Labelled):
     cache_bytes_per_token: float | None
     point: dict[str, Any]
     published: float | None = None
+    steps_to_solve: tuple[int | None, ...] = ()
 
 
 class TaskResults(Part):
@@ -100,12 +105,18 @@ class TrialResults(Part):
 
 
 def summarise(
-    runs: Sequence[TaskRun], baseline: str, order: Sequence[str], published: Callable[[str], float | None]
+    runs: Sequence[TaskRun],
+    baseline: str,
+    order: Sequence[str],
+    published: Callable[[str], float | None],
+    is_solved: Callable[[Look], bool] | None = None,
 ) -> tuple[TaskSummary, ...]:
     """One summary per variant that has tested runs, in the given order."""
     by_label = {label: {run.seed: run for run in runs if run.label == label and run.test} for label in order}
     return tuple(
-        _summary(label, found, None if label == baseline else by_label.get(baseline, {}), published)
+        _summary(label, found, None if label == baseline else by_label.get(baseline, {}), published).model_copy(
+            update={"steps_to_solve": _steps_to_solve(found, is_solved) if is_solved else ()}
+        )
         for label, found in by_label.items()
         if found
     )
@@ -135,6 +146,10 @@ def _summary(
         point=own[0].point,
         published=published(label),
     )
+
+
+def _steps_to_solve(runs: dict[int, TaskRun], is_solved: Callable[[Look], bool]) -> tuple[int | None, ...]:
+    return tuple(next((look.step for look in runs[seed].looks if is_solved(look)), None) for seed in sorted(runs))
 
 
 def _test(run: TaskRun) -> float:
