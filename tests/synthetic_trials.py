@@ -16,6 +16,7 @@ from twofold.trials.spec import TaskStudySpec
 
 RATES = (0.001, 0.003, 0.01)
 MEASURES = {"symmetry": 0.613, "diagonal": 0.127, "answer": 0.541, "answer_near": 0.733}
+PAIRS = {"4 pairs": 0.997, "8 pairs": 0.971, "16 pairs": 0.613}
 TOKENS = 11 * 128  # of a training step
 
 
@@ -112,6 +113,21 @@ def tried(label: str, scores: Sequence[float | None], chosen: int) -> list[Tried
         Tried(label=label, variant=label, point={"training.learning_rate": rate}, score=score, chosen=n == chosen)
         for n, (rate, score) in enumerate(zip(RATES, scores, strict=True))
     ]
+
+
+def reverse(qkv=(0.997, 0.995, 0.996), other=(0.90, 0.91, 0.92), label="Q=K", name="reverse", **others):
+    """An encoder's task with a sweep, measures and a published score; the other variant is far below, or as told."""
+    runs = seeded("QKV", qkv, measures=MEASURES, **others) + seeded(label, other, measures=MEASURES, **others)
+    swept = tried("QKV", (0.5, 0.9, 0.7), 1) + tried(label, (None, 0.8, 0.85), 2)
+    return synthetic_task(runs, name=name, published={"QKV": 0.698}, sweep=swept)
+
+
+def recall(name="recall", shift=0.0, text=""):
+    """A decoder's task with parts and caches."""
+    lower = {part: score - 0.1 for part, score in PAIRS.items()}
+    runs = seeded("QKV", (0.9, 0.91), parts=PAIRS, cache=512, text=text)
+    runs += seeded("MQA", (0.8 - shift, 0.81), parts=lower, cache=128, text=text)
+    return synthetic_task(runs, name=name, deciding_part="4 pairs")
 
 
 def synthetic_maps(labels: Sequence[str], task: str = "reverse", *, layers: int = 2, heads: int = 2) -> Maps:

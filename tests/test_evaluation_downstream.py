@@ -214,7 +214,7 @@ def test_contexts_that_lose_their_beginning_are_counted(caplog):
     lm = TwofoldLM(small_model(vocab_size=257), max_length=LENGTH)
     lm.loglikelihood(requests(("x" * (LENGTH - 1), "y"), ("x" * LENGTH, "y"), ("x" * 40, "y")))
     assert lm.cut == 2
-    assert "2 contexts are longer than 19 tokens" in caplog.text
+    assert "2 contexts did not fit into 19 tokens" in caplog.text
 
 
 def test_a_folder_brings_its_tokenizer_and_context(tmp_path):

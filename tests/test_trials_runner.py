@@ -110,6 +110,15 @@ def test_a_run_that_was_interrupted_ends_as_if_nothing_had_happened(finished, tm
         assert (before.looks, before.curve, before.validation) == (after.looks, after.curve, after.validation)
 
 
+def test_a_run_ends_once_a_look_reaches_what_is_enough(tmp_path):
+    study = spec(variants=["QKV"], seeds=[0], until=0.01)
+    make(study, tmp_path / "out")
+    (run,) = runs(study, tmp_path / "out")
+    record = read_trial_record(run.folder / RECORD_FILE)
+    assert [look.step for look in record.looks] == [3]
+    assert record.curve[-1].tokens == 3 * 5 * 7
+
+
 def test_a_variant_a_task_and_a_seed_may_be_added(finished, tmp_path):
     study, out, _ = finished
     copy = shutil.copytree(out, tmp_path / "copy")

@@ -15,7 +15,7 @@ SIZES = {"training": 101, "validation": 31, "test": 37}
 REVERSE = {"task": "reverse", "length": 7, **SIZES}
 RECALL = {
     "task": "recall",
-    "pairs": [1, 2],
+    "pairs": [2, 3],
     "vocabulary": 14,
     **SIZES,
     "model": {"layers": 1, "width": 24, "heads": 2, "mlp": 31},

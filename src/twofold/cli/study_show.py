@@ -181,10 +181,11 @@ def _require_none_of_tasks(path: Path, figure: Figure | None, task: str | None) 
 
 
 def _write_task_image(found: TrialResults, task: str | None, figure: Figure, path: Path, image: Path) -> None:
-    from twofold.cli.trial_show import task_drawing
+    from twofold.cli.trial_show import image_height, task_drawing
     from twofold.report.look import write_image
 
-    write_image(task_drawing(found, task, figure.value, path if path.is_dir() else path.parent), image)
+    drawing = task_drawing(found, task, figure.value, path if path.is_dir() else path.parent)
+    write_image(drawing, image, height=image_height(drawing))
 
 
 def read_one(path: Path) -> Results:

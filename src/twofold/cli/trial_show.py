@@ -71,6 +71,11 @@ def task_drawing(results: TrialResults, task: str | None, figure: str, folder: P
     return _of_one(tasks[0], figure, folder)
 
 
+def image_height(figure: go.Figure) -> int:
+    """Pixels that an image of a figure takes: more where panels stand below each other."""
+    return max(560, 250 * len({axis.domain for axis in figure.select_yaxes()}))
+
+
 def _of_one(task: TaskResults, figure: str, folder: Path) -> go.Figure:
     from twofold.report import trial_figures
     from twofold.report.trial_maps import maps_figure, maps_of

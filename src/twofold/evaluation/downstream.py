@@ -1,8 +1,8 @@
 """A Twofold model as a model of lm-evaluation-harness (EleutherAI), known there as `twofold`.
 
 The harness's own adapter for Hugging Face models is not used: it leaves out the end token that begins every document
-in training, scores a text that nobody wrote where a token spans context and continuation, and stops at a continuation
-or at `max_gen_toks` longer than the model's context. Importing this module needs the extra `downstream`.
+in training, scores a text that nobody wrote (or fails) where a token spans context and continuation, and fails at a
+continuation or at `max_gen_toks` longer than the model's context. Importing this module needs the extra `downstream`.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class TwofoldLM(LM):
     def _tell_cut(self, count: int) -> None:
         self.cut += count
         if count:
-            logger.warning("%d contexts are longer than %d tokens and lost their beginning", count, self.max_length)
+            logger.warning("%d contexts did not fit into %d tokens and lost their beginning", count, self.max_length)
 
 
 def trained_context(folder: Path) -> int | None:

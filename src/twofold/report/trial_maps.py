@@ -34,7 +34,7 @@ def maps_figure(maps: dict[str, tuple[AttentionMap, ...]]) -> go.Figure:
     rows = max(row for row, _ in places)
     titles = dict(zip(places, (_title(label, one, len(maps) > 1) for label, one in shown), strict=True))
     grid = [titles.get((row, column), "") for row in range(1, rows + 1) for column in range(1, columns + 1)]
-    gap = min(0.3 / rows, 0.12)
+    gap = 0.18 / rows
     figure = make_subplots(rows, columns, subplot_titles=grid, horizontal_spacing=0.02, vertical_spacing=gap)
     for (row, column), (label, one) in zip(places, shown, strict=True):
         figure.add_trace(_heat(label, one), row, column)
@@ -43,8 +43,12 @@ def maps_figure(maps: dict[str, tuple[AttentionMap, ...]]) -> go.Figure:
     figure.update_xaxes(showticklabels=False, ticks="", showgrid=False, constrain="domain")
     figure.update_yaxes(showticklabels=False, ticks="", showgrid=False, constrain="domain", autorange="reversed")
     for axis in range(1, rows * columns + 1):
-        figure.layout[f"yaxis{axis if axis > 1 else ''}"].scaleanchor = f"x{axis if axis > 1 else ''}"
-    figure.update_layout(margin={"l": 4, "r": 4, "t": 22, "b": 4})
+        number = axis if axis > 1 else ""
+        place = figure.layout[f"yaxis{number}"]
+        place.update(scaleanchor=f"x{number}", domain=[share * (1 - gap) for share in place.domain])
+    for note in figure.layout.annotations:
+        note.y *= 1 - gap  # room for the first row's titles within the figure, whatever its margins
+    figure.update_layout(margin={"l": 4, "r": 4, "t": 4, "b": 4})
     return figure
 
 

@@ -19,9 +19,11 @@ FILLER = 0
 class RecallTask(TaskSpec):
     """Multi-query associative recall, MQAR (Arora et al. 2023, arXiv 2312.04927, section 3.1).
 
-    An example begins with pairs of a key and its value; then each key comes once more, in random order and at random
-    places, and its value is asked for, but not shown: values seen would leave fewer to guess among. All other positions
-    hold `FILLER`. No key and no value comes twice among the pairs of an example.
+    An example begins with pairs of a key and its value; then keys come again, and the value of each is asked for, but
+    not shown: values seen would leave fewer to guess among. With `questions` "throughout" all later positions ask,
+    every key as often as any other (to within once), in random order; with "once" each key comes once more, at a
+    random place, and all other positions hold `FILLER`, which is nearer to the source and takes far longer to learn.
+    No key and no value comes twice among the pairs of an example.
 
     Token 0 is `FILLER`, 1 … vocabulary/2 - 1 are keys, the rest are values. `pairs` are the numbers of pairs, equally
     frequent (to within one example) and each a part of the results. `length` counts tokens, by default four for each of
@@ -31,9 +33,10 @@ class RecallTask(TaskSpec):
 
     task: Literal["recall"] = "recall"
     solved: float | None = 0.99
-    pairs: tuple[int, ...] = Field(default=(4, 8, 16), min_length=1)
+    pairs: tuple[int, ...] = Field(default=(2, 4, 8), min_length=1)
     length: int | None = Field(default=None, ge=1)
-    vocabulary: int = Field(default=128, ge=4)
+    vocabulary: int = Field(default=32, ge=4)
+    questions: Literal["throughout", "once"] = "throughout"
     training: int = Field(default=30_000, ge=1)
     validation: int = Field(default=1_500, ge=1)
     test: int = Field(default=3_000, ge=1)
@@ -102,8 +105,12 @@ class RecallTask(TaskSpec):
         values = self.vocabulary // 2 + distinct_tokens(rng, rows, pairs, self.vocabulary // 2)
         inputs[:, 0 : 2 * pairs : 2] = keys
         inputs[:, 1 : 2 * pairs : 2] = values
-        places = 2 * pairs + distinct_tokens(rng, rows, pairs, self._tokens - 2 * pairs)
-        np.put_along_axis(inputs, places, keys, axis=1)
+        room = self._tokens - 2 * pairs
+        if self.questions == "once":
+            np.put_along_axis(inputs, 2 * pairs + distinct_tokens(rng, rows, pairs, room), keys, axis=1)
+        else:
+            rounds = rng.random((rows, -(-room // pairs), pairs)).argsort(-1)
+            inputs[:, 2 * pairs :] = np.take_along_axis(keys, rounds.reshape(rows, -1)[:, :room], axis=1)
         return inputs
 
 
@@ -166,13 +173,11 @@ def _shares(count: int, parts: int) -> list[int]:
 
 def _recalled(inputs: NDArray[np.int64], pairs: int) -> NDArray[np.int64]:
     """The labels [n, T] of `RecallTask` for inputs [n, T] with this many pairs."""
-    keys, values = inputs[:, 0 : 2 * pairs : 2], inputs[:, 1 : 2 * pairs : 2]
-    places = 2 * pairs + np.nonzero(inputs[:, 2 * pairs :] != FILLER)[1].reshape(-1, pairs)
-    asked = np.take_along_axis(inputs, places, axis=1)
-    # Each key is asked once, so that questions and pairs agree once both are in the order of keys.
-    places = np.take_along_axis(places, asked.argsort(axis=1), axis=1)
     labels = np.full_like(inputs, IGNORED)
-    np.put_along_axis(labels, places, np.take_along_axis(values, keys.argsort(axis=1), axis=1), axis=1)
+    later = inputs[:, 2 * pairs :]
+    for pair in range(pairs):
+        key, value = inputs[:, 2 * pair, None], inputs[:, 2 * pair + 1, None]
+        labels[:, 2 * pairs :] = np.where(later == key, value, labels[:, 2 * pairs :])
     return labels
 
 

@@ -49,10 +49,18 @@ class TaskSet(Dataset):
 class LookOften(TrainerCallback):
     """Scores the model `looks` times, evenly over the steps, by calling `look`; notes what that gives in `folder`.
 
-    A run that goes on from a checkpoint keeps what was noted before it.
+    Training ends early once a look's `score` reaches `until`. A run that goes on from a checkpoint keeps what was noted
+    before it.
     """
 
-    def __init__(self, folder: Path, looks: int, look: Callable[[PreTrainedModel], dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        looks: int,
+        look: Callable[[PreTrainedModel], dict[str, Any]],
+        until: float | None = None,
+    ) -> None:
+        self._until = until
         self._path = folder / LOOKS_FILE
         self._count = looks
         self._look = look
@@ -78,6 +86,7 @@ class LookOften(TrainerCallback):
         if step * self._count // steps > (step - 1) * self._count // steps:
             self.found.append({"step": step, **self._look(model)})
             self._write()
+            control.should_training_stop |= self._until is not None and self.found[-1]["score"] >= self._until
 
     def _write(self) -> None:
         fresh = self._path.with_name(f".{self._path.name}")

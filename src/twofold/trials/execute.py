@@ -49,7 +49,7 @@ def execute(run: PlannedRun, trial: Trial, data: Splits, watcher: Watcher) -> Tr
     contender = _contender(run)
     model = build(contender, data.form)
     initialise(model, run.seed)
-    looking = LookOften(run.folder, trial.looks, lambda now: _look(now, trial, data))
+    looking = LookOften(run.folder, trial.looks, lambda now: _look(now, trial, data), trial.until)
     steps = train(
         model,
         TaskSet(data, run.seed),
@@ -67,7 +67,7 @@ def execute(run: PlannedRun, trial: Trial, data: Splits, watcher: Watcher) -> Tr
     found = _score(model, trial, data, "validation", watcher)
     maps = _maps(model, data)
     save(model, run)
-    examples = trial.training.batch * trial.training.accumulation * trial.steps
+    examples = trial.training.batch * trial.training.accumulation * steps[-1].step
     record = TrialRecord(
         label=run.label,
         variant=run.variant,

@@ -60,8 +60,8 @@ def _training_only(sweep: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ..
 
 
 class TaskEntry(SpecPart):
-    """One task of a study. What of `steps`, `model`, `variants` and `sweep` it gives is its alone, and `settings` are
-    those of `training` that are.
+    """One task of a study. What of `steps`, `model`, `variants`, `sweep` and `until` it gives is its alone, and
+    `settings` are those of `training` that are.
 
     In a file the task's own keys stand beside these: `{task: reverse, length: 32, steps: 800}`.
     """
@@ -73,6 +73,7 @@ class TaskEntry(SpecPart):
     settings: dict[str, Any] = Field(default_factory=dict)
     variants: Variants | None = None
     sweep: Sweep | None = None
+    until: float | None = Field(None, gt=0, le=1)
 
     @model_validator(mode="before")
     @classmethod
@@ -129,6 +130,7 @@ class TaskStudySpec(SpecPart):
     steps: int = Field(ge=1)
     training: TrainingSettings = TrainingSettings(batch=128, learning_rate=1e-3, checkpoints=1)
     looks: int = Field(10, ge=1, description="how often a run is scored on validation examples while it trains")
+    until: float | None = Field(None, gt=0, le=1, description="a look with this score ends a run's training")
     sweep: Sweep | None = None
 
     @model_validator(mode="after")
@@ -181,6 +183,7 @@ class TaskStudySpec(SpecPart):
             steps=entry.steps or self.steps,
             training=placed(("tasks", index, "settings"), lambda: TrainingSettings.model_validate(training)),
             looks=self.looks,
+            until=entry.until or self.until,
         )
 
     def _contenders(self, index: int, entry: TaskEntry) -> tuple[TaskContender, ...]:

@@ -75,7 +75,8 @@ def contender(label: str, variant: str, sizes: Mapping[str, Any], form: Form) ->
 class Trial:
     """One task of a study, as the plan of its runs sees it (`study.plan.Compared`).
 
-    `steps` are those of each run; `looks` says how often it is scored on validation examples while it trains.
+    `steps` are those of each run; `looks` says how often it is scored on validation examples while it trains, and a
+    look whose score reaches `until` ends its training.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Trial:
     steps: int
     training: TrainingSettings
     looks: int
+    until: float | None = None
 
     @property
     def folder(self) -> str:
@@ -114,5 +116,6 @@ class Trial:
             "task": self.task.model_dump(mode="json"),
             "steps": self.steps,
             "looks": self.looks,
+            "until": self.until,
             "training": self.training.model_dump(mode="json", exclude=set(MACHINE_FIELDS)),
         }
