@@ -28,7 +28,15 @@ ORDER = (
     "cli",
 )
 # Never torch at import time: they serve the command line's quick verbs and the report.
-WITHOUT_TORCH = {"variants": "", "report": "", "study": "execute", "cli": "progress", "analysis": "", "tasks": "batches", "trials": "execute"}
+WITHOUT_TORCH = {
+    "variants": "",
+    "report": "",
+    "study": "execute",
+    "cli": "progress",
+    "analysis": "",
+    "tasks": "batches",
+    "trials": "execute",
+}
 HEAVY = ("torch", "transformers", "safetensors", "tokenizers")
 
 

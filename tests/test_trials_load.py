@@ -1,5 +1,7 @@
 """Studies with some keys replaced from the command line."""
 
+import re
+
 import pytest
 
 from twofold.study.spec import StudySpec
@@ -33,7 +35,6 @@ def test_a_key_that_the_file_leaves_out_may_be_set():
     ],
 )
 def test_a_change_that_will_not_do_is_named(change, said):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=re.escape(said)) as error:
         load_any_study("demo", [change])
-    assert said in str(error.value)
     assert "\n" not in str(error.value)

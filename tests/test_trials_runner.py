@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import load_file
 
 from tiny_trials import RECALL, REVERSE, make, spec
+from twofold.evaluation.task_score import score_task
 from twofold.study.record import RECORD_FILE
 from twofold.trials.build import build
 from twofold.trials.collection import collect_trials
 from twofold.trials.plan import holds_tasks, places_of, runs_of
 from twofold.trials.record import TEST_FILE, read_test, read_trial_record
-from twofold.evaluation.task_score import score_task
 from twofold.variants.layout import cache_bytes
 
 SWEPT = {"sweep": {"training.learning_rate": [1e-3, 1e-2]}}
@@ -53,7 +53,7 @@ def test_only_runs_that_are_reported_read_the_test_set(finished):
 
 
 def test_the_best_point_is_the_one_with_the_best_validation_score(finished):
-    study, out, _ = finished
+    _study, out, _ = finished
     for task in collect_trials(out).tasks:
         for label in {one.label for one in task.sweep}:
             tried = [one for one in task.sweep if one.label == label]
@@ -120,7 +120,7 @@ def test_a_run_ends_once_a_look_reaches_what_is_enough(tmp_path):
 
 
 def test_a_variant_a_task_and_a_seed_may_be_added(finished, tmp_path):
-    study, out, _ = finished
+    _study, out, _ = finished
     copy = shutil.copytree(out, tmp_path / "copy")
     more = spec(tasks=[REVERSE | {"variants": ["QKV", "Q=K +", "K=V"]}, RECALL, "copy"], seeds=[0, 1, 2], **SWEPT)
     watching = make(more.model_copy(update={"tasks": more.tasks[:2]}), copy)

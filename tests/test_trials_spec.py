@@ -10,7 +10,7 @@ from twofold.trials.spec import TaskStudySpec
 
 
 def refused(**changes):
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=r"\S") as error:
         checked_as(TaskStudySpec, content(**changes), lambda place: f"{'.'.join(map(str, place))}: ")
     return str(error.value)
 
@@ -85,5 +85,5 @@ def test_every_study_that_comes_with_the_package_is_sound(name):
 def test_a_file_s_fault_is_shown_at_its_line(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(content(tasks=["copy", "sotr"]), sort_keys=False))
-    with pytest.raises(ValueError, match=rf"mine.yaml:\d+: .*did you mean 'sort'"):
+    with pytest.raises(ValueError, match=r"mine.yaml:\d+: .*did you mean 'sort'"):
         load_any_study(str(path))

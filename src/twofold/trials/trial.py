@@ -13,7 +13,7 @@ from twofold.models.architecture import Architecture
 from twofold.models.presets import architecture
 from twofold.study.contenders import slug
 from twofold.study.record import RECORD_FILE
-from twofold.study.sizes import ModelSpec, SpecPart
+from twofold.study.sizes import Sizes, SpecPart
 from twofold.study.sweep import Point, fields
 from twofold.tasks.task import Form, TaskSpec
 from twofold.training.settings import MACHINE_FIELDS, TrainingSettings
@@ -62,7 +62,7 @@ class TaskContender:
 def contender(label: str, variant: str, sizes: Mapping[str, Any], form: Form) -> TaskContender:
     """Check a variant with sizes for a task. ValueError, or pydantic's, where they do not fit it or one another."""
     if form.causal:
-        given = ModelSpec.model_validate(sizes).given
+        given = {"preset": "tiny", **Sizes.model_validate(sizes).given}
         made = TaskContender(label, variant, given)
         made.architecture(form)
         return made
