@@ -63,7 +63,7 @@ def test_show_knows_results_by_what_they_hold_and_shows_one_task(capsys, folder)
     by_file = study(capsys, "show", folder / "results.json", "--task", "copy", "--markdown")
     assert by_file == study(capsys, "show", folder, "--task", "copy", "--markdown")
     assert by_file.out.startswith("### copy: accuracy on 5,003 test answers")
-    assert "\n| variant | score | to baseline | published | parameters |\n" in by_file.out
+    assert "\n| variant | score | to baseline | steps to 0.99 | published | parameters |\n" in by_file.out
     assert "\n- The baseline does not solve it: this table does not count.\n" in by_file.out
     assert "reverse" not in by_file.out
     told = json.loads(study(capsys, "show", folder, "--json").out)

@@ -39,7 +39,7 @@ def test_an_image_is_embedded_by_a_convolution_that_does_not_overlap():
     model = encoder_of("images", "positions").model
     given = inputs("images")
     kernel = model.embed_patches.weight.view(WIDTH, IMAGE[0], PATCH, PATCH)
-    embedded = F.conv2d(given["pixel_values"], kernel, model.embed_patches.bias, stride=PATCH).flatten(2).mT
+    embedded = F.conv2d(2 * given["pixel_values"] - 1, kernel, model.embed_patches.bias, stride=PATCH).flatten(2).mT
     ours, expected = model(**given), model(inputs_embeds=embedded)
     torch.testing.assert_close(ours.last_hidden_state, expected.last_hidden_state, rtol=0, atol=1e-10)
 

@@ -31,8 +31,9 @@ class FeatureEmbedding(nn.Linear):
 class PatchEmbedding(nn.Linear):
     """One linear layer for the pixels of every patch (arXiv 2010.11929, equation 1, without its class token).
 
-    Patches do not overlap and come row by row; of a patch, the pixels of the first channel come first, row by row.
-    Raises ValueError for images of another size.
+    Pixels lie between 0 and 1 and are taken as 2 × pixel − 1, since vectors around 0 train faster. Patches do not
+    overlap and come row by row; of a patch, the pixels of the first channel come first, row by row. Raises ValueError
+    for images of another size.
     """
 
     def __init__(self, config: TwofoldEncoderConfig) -> None:
@@ -47,7 +48,7 @@ class PatchEmbedding(nn.Linear):
                 f"pixel_values have the shape {list(pixels_BCYX.shape)}, and this encoder reads "
                 f"[batch, {', '.join(map(str, self.image))}]"
             )
-        return super().forward(patches(pixels_BCYX, self.patch).to(self.weight.dtype))
+        return super().forward(2 * patches(pixels_BCYX, self.patch).to(self.weight.dtype) - 1)
 
 
 def patches(pixels_BCYX: Tensor, size: int) -> Tensor:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple
 
 from twofold.report.formats import duration_text, list_text, signed_text
 from twofold.study.picking import at_the_edge
@@ -11,9 +10,6 @@ from twofold.study.statistics import Spread
 from twofold.study.sweep import point_text, value_text
 from twofold.trials.published import SOURCE
 from twofold.trials.results import TaskResults, TaskSummary, TrialResults
-
-if TYPE_CHECKING:
-    from twofold.study import picking
 
 NO_VALUE = "–"
 LEFT = ("variant", "ran with")
@@ -72,6 +68,8 @@ def main_table(task: TaskResults) -> Table:
         "score": [spread_cell(one.score) for one in task.summary],
         "to baseline": [_against(one, task) for one in task.summary],
     }
+    if task.threshold is not None and any(one.steps_to_solve for one in task.summary):
+        columns[f"steps to {task.threshold:g}"] = [_steps_to_solve(one) for one in task.summary]
     if has_published:
         columns["published"] = [_optional(one.published, ".3f") for one in task.summary]
     columns["parameters"] = [Cell(f"{one.parameters['total']:,}") for one in task.summary]
@@ -166,8 +164,7 @@ def below(task: TaskResults) -> list[str]:
 def edge_notes(task: TaskResults) -> list[str]:
     """A sentence for each value at which a wider sweep might do better."""
     groups: dict[str, list[str]] = {}
-    # What it reads of a point (label, point, chosen), studies of tasks note alike.
-    for label, value in at_the_edge(cast("Sequence[picking.Tried]", task.sweep)):
+    for label, value in at_the_edge(task.sweep):
         groups.setdefault(value, []).append(label)
     return [
         f"At the edge of the sweep: {list_text(labels)} with {value}; a wider one may do better."
@@ -191,6 +188,15 @@ def remarks(results: TrialResults) -> list[str]:
     if any(one.published is not None for task in results.tasks for one in task.summary):
         found.append(f"Published: {SOURCE}; its synthetic rows are means over settings.")
     return found
+
+
+def _steps_to_solve(one: TaskSummary) -> Cell:
+    """The median over seeds, where one that never reached it counts as more than all; beside it, how many did."""
+    reached = sorted(steps for steps in one.steps_to_solve if steps is not None)
+    middle = (len(one.steps_to_solve) - 1) // 2
+    median = f"{reached[middle]:,}" if middle < len(reached) else "not reached"
+    missing = len(one.steps_to_solve) - len(reached)
+    return Cell(median, f"by {len(reached)} of {len(one.steps_to_solve)}" if missing and reached else "")
 
 
 def spread_cell(spread: Spread, decimals: int = 4) -> Cell:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from twofold.study.record import DocumentRecord, Labelled, RunRecord, Validation
 from twofold.study.sweep import value_text
@@ -33,6 +33,22 @@ class Tried(Labelled):
     def diverged(self) -> bool:
         """Whether the run has no score because its loss stopped being a number."""
         return self.bits_per_byte is None
+
+
+class AtPoint(Protocol):
+    """What any study notes of a point that a variant was tried at."""
+
+    @property
+    def label(self) -> str:
+        """What the variant is called."""
+
+    @property
+    def point(self) -> dict[str, Any]:
+        """Dotted key → value."""
+
+    @property
+    def chosen(self) -> bool:
+        """Whether the variant's results are of it."""
 
 
 def halves(documents: Sequence[DocumentRecord]) -> tuple[tuple[DocumentRecord, ...], tuple[DocumentRecord, ...]]:
@@ -66,7 +82,7 @@ def reported(record: RunRecord) -> RunRecord:
     return record.model_copy(update={"documents": documents, "validation": Validation.of(documents)})
 
 
-def at_the_edge(sweep: Iterable[Tried]) -> list[tuple[str, str]]:
+def at_the_edge(sweep: Iterable[AtPoint]) -> list[tuple[str, str]]:
     """(label, `learning_rate 0.01`) of each chosen value that is the smallest or the largest that was tried.
 
     Points that diverged count as tried, since beyond them there is nothing to find; below 0 there is nothing either.
