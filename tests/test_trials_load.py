@@ -8,7 +8,7 @@ from twofold.study.spec import StudySpec
 from twofold.trials.load import load_any_study
 
 
-def test_a_change_replaces_a_value_and_nothing_else():
+def test_a_setting_replaces_a_value_and_nothing_else():
     study, changed = load_any_study("demo"), load_any_study("demo", ["model.layers=3", "seeds=[4, 5]"])
     assert isinstance(study, StudySpec)
     assert (changed.model.layers, changed.seeds) == (3, (4, 5))
@@ -24,9 +24,9 @@ def test_a_key_that_the_file_leaves_out_may_be_set():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("model.layers", "write a key of the study, =, and a value"),
-        ("=3", "write a key of the study"),
-        ("model.layers=[", "no YAML"),
+        ("model.layers", "write KEY=VALUE with a key"),
+        ("=3", "write KEY=VALUE with a key"),
+        ("model.layers=[", "not YAML"),
         ("variants.99=MQA", "no 99"),
         ("name.first=x", "no 'first'"),
         ("model.layers=0", "--set model.layers: "),
@@ -34,7 +34,7 @@ def test_a_key_that_the_file_leaves_out_may_be_set():
         ("tokens=many", "--set tokens: "),
     ],
 )
-def test_a_change_that_will_not_do_is_named(change, said):
+def test_a_setting_that_will_not_do_is_named(change, said):
     with pytest.raises(ValueError, match=re.escape(said)) as error:
         load_any_study("demo", [change])
     assert "\n" not in str(error.value)

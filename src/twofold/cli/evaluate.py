@@ -9,7 +9,7 @@ import typer
 
 from twofold.cli.evaluate_tasks import evaluate_tasks
 from twofold.cli.output import print_json, show, table
-from twofold.cli.settings import apply_settings
+from twofold.study.settings import apply_settings
 
 if TYPE_CHECKING:
     from twofold.data.corpus import Document

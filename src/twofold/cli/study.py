@@ -48,7 +48,7 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="Folder for runs and report.", show_default="runs/NAME", file_okay=False)
     ] = None,
-    changes: Annotated[
+    settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set", help="Replace a value of the study: model.layers=2. May be repeated.", metavar="KEY=VALUE"
@@ -61,7 +61,7 @@ def run(
     from twofold.trials.load import load_any_study
     from twofold.trials.spec import TaskStudySpec
 
-    spec = load_any_study(study, changes or ())
+    spec = load_any_study(study, settings or ())
     folder = out or Path("runs") / spec.name
     command = shlex.join(["twofold", *context.obj])
     if isinstance(spec, TaskStudySpec):

@@ -9,7 +9,7 @@ import typer
 
 from twofold.cli.output import print_json, show, table
 from twofold.cli.quantities import parse_count
-from twofold.cli.settings import apply_settings
+from twofold.study.settings import apply_settings
 
 EXAMPLES = """[bold]Examples[/bold]
   twofold train --variant "K=V GQA-2" --tokens 1M

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from twofold.study.plan import Course, PlannedRun
-from twofold.study.record import RECORD_FILE
+from twofold.study.record import RECORD_FILE, CurvePoint
 from twofold.study.results import Failure
 from twofold.tasks.task import Head
 from twofold.trials.plan import courses_of, places_of, read_task_study
@@ -16,6 +16,9 @@ from twofold.trials.record import Look, TaskRun, read_test, read_trial_record
 from twofold.trials.results import TaskResults, TrialResults, Tried, is_solved, summarise, write_trial_results
 from twofold.trials.runner import COMMAND_FILE
 from twofold.trials.trial import Trial
+
+SHOWN_POINTS = 50
+"""Of a run's training curve, in the results; its own record has more."""
 
 
 def collect_trials(out: Path) -> TrialResults:
@@ -82,8 +85,14 @@ def _chance(trial: Trial) -> float:
 
 def _read(run: PlannedRun) -> TaskRun:
     record = read_trial_record(run.folder / RECORD_FILE)
-    told = record.model_dump(exclude={"maps"}) | {"test": read_test(run.folder)}
+    told = record.model_dump(exclude={"maps", "curve"}) | {"test": read_test(run.folder), "curve": _few(record.curve)}
     return TaskRun.model_validate(told)
+
+
+def _few(curve: Sequence[CurvePoint]) -> tuple[CurvePoint, ...]:
+    """Every k-th point of a curve, the last among them: results of many runs stay small."""
+    every = -(-len(curve) // SHOWN_POINTS)
+    return tuple(curve[(len(curve) - 1) % every :: every])
 
 
 def _tried(course: Course) -> Sequence[Tried]:
