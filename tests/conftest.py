@@ -1,5 +1,7 @@
 """What all tests share: no deadline for hypothesis on shared cores, one thread, restored random state."""
 
+import socket
+
 import pytest
 import torch
 from hypothesis import settings
@@ -22,6 +24,30 @@ def own_cache(tmp_path_factory):
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("TWOFOLD_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="module")
+def own_datasets(tmp_path_factory):
+    """The library datasets with a cache of its own, and without the hub."""
+    import datasets
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+        datasets.disable_progress_bars()
+        yield
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    """Whoever opens a connection fails."""
+
+    def refuse(*_):
+        raise AssertionError("nothing here needs a network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -23,17 +22,10 @@ from twofold.evaluation.downstream import TwofoldLM
 from twofold.evaluation.downstream_run import evaluate_tasks
 from twofold.evaluation.local_tasks import make
 
+pytestmark = pytest.mark.usefixtures("no_network")
+
 HARNESS = Path(lm_eval.__file__).parent / "tasks"
 LOCAL = ("twofold_brackets", "twofold_names", "twofold_repeat", "twofold_text")
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch):
-    def refuse(*_):
-        raise AssertionError("nothing here needs a network")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
 @pytest.fixture(scope="module")

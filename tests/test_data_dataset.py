@@ -15,15 +15,7 @@ from twofold.data.streams import DatasetStream
 from twofold.data.tokenizer import BYTES
 from twofold.data.tokens import tokenise
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _own_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
-        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-        patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-        datasets.disable_progress_bars()
-        yield
+pytestmark = pytest.mark.usefixtures("own_datasets")
 
 
 KINDS = {"parquet": parquet, "json": json_lines, "saved": saved}

@@ -2,7 +2,6 @@
 
 import json
 import math
-import socket
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +17,8 @@ from twofold.evaluation.downstream_generation import settings
 from twofold.evaluation.downstream_tokens import encode_pair, rolling_windows, windows
 from twofold.evaluation.heldout import evaluate
 
+pytestmark = pytest.mark.usefixtures("no_network")
+
 LENGTH = 19
 PAIRS = [
     ("def f(", "x):"),
@@ -32,15 +33,6 @@ PAIRS = [
     ("short", " and a continuation that is longer than nineteen tokens, é too"),
     ("nothing", ""),
 ]
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch):
-    def refuse(*_):
-        raise AssertionError("nothing here needs a network")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
 @pytest.fixture(scope="module")

@@ -295,7 +295,7 @@ def test_results_have_the_keys_that_programs_rely_on(study, texts):
 
 def test_a_saved_model_is_the_trained_one(tmp_path):
     model = tiny_model("K=V MQA", seed=5).eval()
-    execute.save_model(model, BYTES, tmp_path / "model")
+    execute.save_model(model, tmp_path / "model", BYTES)
     ids = torch.arange(257)[None, ::7]
     with torch.no_grad():
         assert torch.equal(load_model(tmp_path)(ids).logits, model(ids).logits)

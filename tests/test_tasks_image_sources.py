@@ -14,18 +14,10 @@ from twofold.tasks import image_sources
 from twofold.tasks.image_set import ImageForm
 from twofold.tasks.image_sources import HUB, ImageOptions, image_source
 
+pytestmark = pytest.mark.usefixtures("own_datasets")
+
 NONE = ImageOptions()
 NAMES = ("ant", "bee", "cow")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _own_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
-        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-        patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-        datasets.disable_progress_bars()
-        yield
 
 
 def picture(image):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from twofold.data.corpus import Document
 from twofold.data.packing import Packing, cuts, item
@@ -72,7 +73,7 @@ def attention_entropy(
         raise ValueError("Nothing to attend to: there is no held-out document.")
     totals = torch.zeros(sizes.layers, 4, dtype=torch.float64)
     chosen = np.unique(np.linspace(0, len(cut) - 1, windows).round().astype(int))
-    with evaluation_mode(model), _eager(model), torch.no_grad():
+    with evaluation_mode(model), eager_attention(model), torch.no_grad():
         for window in chosen:
             items = item(packing, cut.tokens(int(window))[None], tokenizer.end)
             del items["shift_labels"]
@@ -136,8 +137,8 @@ def _sharpness(totals: Tensor) -> Sharpness | None:
 
 
 @contextmanager
-def _eager(model: TwofoldForCausalLM) -> Iterator[None]:
-    """The path that gives weights; then the model has its own again."""
+def eager_attention(model: PreTrainedModel) -> Iterator[None]:
+    """The path that gives weights, while the block lasts; then the model has its own again."""
     usual = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from twofold.evaluation.attention_entropy import eager_attention
 from twofold.evaluation.heldout import evaluation_mode
 from twofold.tasks.batches import batches
 from twofold.tasks.task import Examples, Form
@@ -33,7 +32,7 @@ def attention_maps(model: PreTrainedModel, form: Form, examples: Examples, batch
     """The maps of every layer and head over examples of one length."""
     mean: Tensor | float = 0.0
     symmetry: Tensor | float = 0.0
-    with _eager(model), evaluation_mode(model), torch.no_grad():
+    with eager_attention(model), evaluation_mode(model), torch.no_grad():
         for _, inputs in batches(form, examples, batch_size):
             wanted = {name: value.to(model.device) for name, value in inputs.items() if "labels" not in name}
             maps = torch.stack(model(**wanted, output_attentions=True).attentions).double()  # layers, B, H, T, T
@@ -61,14 +60,3 @@ def measures(maps: AttentionMaps, answers: NDArray[np.int64] | None) -> dict[str
         found["answer"] = float(on_it[head])
         found["answer_near"] = float(maps.mean[head][near].sum() / length)
     return found
-
-
-@contextmanager
-def _eager(model: PreTrainedModel) -> Iterator[None]:
-    """The only implementation that gives its weights."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)

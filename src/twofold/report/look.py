@@ -51,6 +51,16 @@ def styled(figure: go.Figure) -> go.Figure:
     return figure
 
 
+def sweep_marker(colour: str, chosen: Sequence[bool]) -> dict[str, Any]:
+    """Plotly's description of a sweep's points: a large star where one was chosen."""
+    return {
+        "color": colour,
+        "opacity": 1,
+        "size": [13 if one else 6 for one in chosen],
+        "symbol": ["star" if one else "circle" for one in chosen],
+    }
+
+
 def error_bars(above: Sequence[float], below: Sequence[float]) -> dict[str, Any]:
     """Plotly's description of error bars of unequal halves, as lengths from the point."""
     return {

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from twofold.report.formats import bits_text, list_text
-from twofold.report.look import LINES, plain, styled
+from twofold.report.look import LINES, plain, styled, sweep_marker
 from twofold.study.picking import Tried, at_the_edge
 from twofold.study.results import Results
 from twofold.study.sweep import point_text, value_text
@@ -120,12 +120,7 @@ def _line(label: str, rest: str, key: str, tries: list[Tried], look: dict[str, s
         y=[one.bits_per_byte for one in tries],
         mode="lines+markers",
         line=look | {"width": 1.8},
-        marker={
-            "color": look["color"],
-            "opacity": 1,
-            "size": [13 if one.chosen else 6 for one in tries],
-            "symbol": ["star" if one.chosen else "circle" for one in tries],
-        },
+        marker=sweep_marker(look["color"], [one.chosen for one in tries]),
         name=name,
         hovertemplate=f"{name}, {plain(key.partition('.')[2])} %{{x}}: %{{y:.4f}}<extra></extra>",
     )

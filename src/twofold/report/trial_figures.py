@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from twofold.report.look import BLUE, LINES, NEUTRAL, ORANGE, error_bars, plain, styled
+from twofold.report.look import BLUE, LINES, NEUTRAL, ORANGE, error_bars, plain, styled, sweep_marker
 from twofold.report.trials import part_names
 from twofold.study.contrast import Interval, t_interval
 from twofold.study.sweep import point_text, value_text
@@ -225,12 +225,7 @@ def _sweep_line(name: str, places: list[float], tries: Sequence[Tried], look: di
         y=[one.score for one in tries],
         mode="lines+markers",
         line={"color": look["color"], "dash": look["dash"], "width": 1.8},
-        marker={
-            "color": look["color"],
-            "opacity": 1,
-            "size": [13 if one.chosen else 6 for one in tries],
-            "symbol": ["star" if one.chosen else "circle" for one in tries],
-        },
+        marker=sweep_marker(look["color"], [one.chosen for one in tries]),
         name=name,
         hovertemplate=f"{name}, %{{x}}: %{{y:.4f}}<extra></extra>",
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from safetensors import SafetensorError
+from transformers import PreTrainedModel
 
 from twofold.analysis.costs import measured_parameters
 from twofold.data.tokenizer import Tokenizer
@@ -99,7 +100,7 @@ def execute(run: PlannedRun, spec: StudySpec, data: StudyData, watcher: Watcher)
     if not math.isfinite(evaluation.perplexity):
         raise DivergedError(f"the trained model's held-out loss is {evaluation.loss}: lower the learning rate")
     prompt, generation = _sample(model, spec, data)
-    save_model(model, data.tokenizer, run.folder / MODEL_FOLDER)
+    save_model(model, run.folder / MODEL_FOLDER, data.tokenizer)
     seconds = steps[-1].seconds + time.perf_counter() - trained
     record = RunRecord(
         label=run.label,
@@ -206,7 +207,7 @@ def _new_model(run: PlannedRun, tokenizer: Tokenizer) -> TwofoldForCausalLM:
     return model
 
 
-def save_model(model: TwofoldForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
+def save_model(model: PreTrainedModel, folder: Path, tokenizer: Tokenizer | None = None) -> None:
     """Save model and tokenizer, as Auto classes load them; the new `folder` appears whole or not at all."""
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -214,7 +215,8 @@ def save_model(model: TwofoldForCausalLM, tokenizer: Tokenizer, folder: Path) ->
         model.save_pretrained(unfinished)
     except SafetensorError as error:  # its way to say that the disk is full
         raise OSError(f"{unfinished}: {error}") from error
-    tokenizer.for_transformers().save_pretrained(unfinished)
+    if tokenizer is not None:
+        tokenizer.for_transformers().save_pretrained(unfinished)
     shutil.rmtree(folder, ignore_errors=True)
     unfinished.rename(folder)
 

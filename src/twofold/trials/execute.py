@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from dataclasses import asdict
 from typing import Any
@@ -21,7 +20,7 @@ from twofold.evaluation.task_score import TaskScore, score_task
 from twofold.models.decoder import TwofoldForCausalLM
 from twofold.models.initialise import initialise
 from twofold.models.load import MODEL_FOLDER
-from twofold.study.execute import SETTINGS_FILE, Watcher, cache_record, thinned
+from twofold.study.execute import SETTINGS_FILE, Watcher, cache_record, save_model, thinned
 from twofold.study.plan import PlannedRun
 from twofold.study.record import RECORD_FILE, CacheRecord, Environment, to_json, write_atomically
 from twofold.tasks.batches import first
@@ -66,7 +65,7 @@ def execute(run: PlannedRun, trial: Trial, data: Splits, watcher: Watcher) -> Tr
     trained = time.perf_counter()
     found = _score(model, trial, data, "validation", watcher)
     maps = _maps(model, data)
-    save(model, run)
+    save_model(model, run.folder / MODEL_FOLDER)
     examples = trial.training.batch * trial.training.accumulation * steps[-1].step
     record = TrialRecord(
         label=run.label,
@@ -148,19 +147,6 @@ def _cache(model: PreTrainedModel, data: Splits) -> CacheRecord | None:
         return None
     prompt = data.validation.inputs[0, :-1].tolist()
     return cache_record(generate(model, prompt, new_tokens=2, temperature=0, stop_at_end=False))
-
-
-def save(model: PreTrainedModel, run: PlannedRun) -> None:
-    """Save the model; its folder appears whole or not at all."""
-    folder = run.folder / MODEL_FOLDER
-    unfinished = folder.with_name(f"{folder.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        model.save_pretrained(unfinished)
-    except SafetensorError as error:  # its way to say that the disk is full
-        raise OSError(f"{unfinished}: {error}") from error
-    shutil.rmtree(folder, ignore_errors=True)
-    unfinished.rename(folder)
 
 
 def _configuration(run: PlannedRun, trial: Trial, data: Splits) -> dict[str, Any]:
