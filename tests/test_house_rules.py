@@ -21,6 +21,7 @@ ORDER = (
     "evaluation",
     "training",
     "analysis",
+    "explain",
     "study",
     "trials",
     "bench",

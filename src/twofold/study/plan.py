@@ -63,7 +63,7 @@ class Compared(Protocol):
     def at(self, point: Point) -> Compared:
         """The study at one point, without the sweep."""
 
-    def picking_loss(self, folder: Path) -> float:
+    def picking_loss(self, folder: Path) -> tuple[float, ...]:
         """What the best point has least of, told of a finished run's folder by what nothing else is told from."""
 
 
@@ -219,7 +219,7 @@ def planned_runs(spec: Compared, out: Path) -> list[PlannedRun]:
     return sorted(runs, key=lambda run: run.number)
 
 
-def _best(tries: Sequence[PlannedRun], loss: Callable[[Path], float]) -> PlannedRun | None:
+def _best(tries: Sequence[PlannedRun], loss: Callable[[Path], tuple[float, ...]]) -> PlannedRun | None:
     """The try with the least picking loss; None until all have ended, and if none is left.
 
     A point that diverged is lost.

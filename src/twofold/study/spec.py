@@ -200,9 +200,9 @@ class StudySpec(SpecPart):
             }
         )
 
-    def picking_loss(self, folder: Path) -> float:
+    def picking_loss(self, folder: Path) -> tuple[float, ...]:
         """Bits per byte of a finished run on the documents that pick a sweep's best point."""
-        return picking_bits(read_record(folder / RECORD_FILE))
+        return (picking_bits(read_record(folder / RECORD_FILE)),)
 
     def _sizes(self, variant: str, **own: Any) -> Architecture:
         return self.model.architecture(variant, self.data.vocabulary, **own)

@@ -17,6 +17,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from transformers.trainer_pt_utils import IterableDatasetShard
 from transformers.utils import SAFE_WEIGHTS_NAME
 
+from twofold.attention.position_term import ScoreTerm
 from twofold.data.stream_windows import StreamWindows
 from twofold.training import checkpoints, processes, sharding
 
@@ -134,6 +135,9 @@ class RunTrainer(Trainer):
 
 
 def decayed_parameters(model: nn.Module) -> list[str]:
-    """Names of the parameters that weight decay applies to: matrices, but not embeddings (nor a head tied to them)."""
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    return [name for name, p in model.named_parameters() if p.ndim >= 2 and id(p) not in embeddings]
+    """Names of the parameters that weight decay applies to: matrices, but not embeddings (nor a head tied to them), nor
+    the terms on the scores, of which some are matrices in shape alone.
+    """
+    spared = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    spared |= {id(p) for m in model.modules() if isinstance(m, ScoreTerm) for p in m.parameters()}
+    return [name for name, p in model.named_parameters() if p.ndim >= 2 and id(p) not in spared]

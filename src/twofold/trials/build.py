@@ -22,6 +22,7 @@ ENCODER_FIELDS = {
     "activation": "hidden_act",
     "dropout": "dropout",
     "initial_deviation": "initializer_range",
+    "term_channels": "term_channels",
     "term_per_head": "term_per_head",
 }
 """A key of `EncoderSizes` → the field of `TwofoldEncoderConfig`."""

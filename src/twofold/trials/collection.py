@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from twofold.study.plan import Course, PlannedRun
+from twofold.study.plan import Course, PlannedRun, courses
 from twofold.study.record import RECORD_FILE, CurvePoint
 from twofold.study.results import Failure
 from twofold.tasks.task import Head
-from twofold.trials.plan import courses_of, places_of, read_task_study
+from twofold.trials.plan import places_of, read_task_study
 from twofold.trials.published import published_score
 from twofold.trials.record import Look, TaskRun, read_test, read_trial_record
 from twofold.trials.results import TaskResults, TrialResults, Tried, is_solved, summarise, write_trial_results
@@ -43,7 +43,7 @@ def collect_trials(out: Path) -> TrialResults:
 
 
 def _task(trial: Trial, folder: Path) -> TaskResults:
-    found = courses_of(trial, folder)
+    found = courses(trial, folder)
     runs = [_read(run) for course in found for run in course.reported if run.finished]
     order = [one.label for one in trial.contenders]
     source = str(getattr(trial.task, "source", ""))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from twofold.study.plan import STUDY_FILE, Course
+from twofold.study.plan import STUDY_FILE, Course, courses
 from twofold.study.record import RECORD_FILE
-from twofold.trials.plan import courses_of, places_of, read_task_study
+from twofold.trials.plan import places_of, read_task_study
 from twofold.trials.record import AttentionMap, read_trial_record
 
 Maps = Mapping[str, Mapping[str, tuple[AttentionMap, ...]]]
@@ -23,7 +23,7 @@ def read_maps(out: Path) -> Maps:
         return {}
     found = {}
     for trial, folder in places_of(read_task_study(out), out):
-        of_task = {course.contender.label: maps for course in courses_of(trial, folder) if (maps := _first(course))}
+        of_task = {course.contender.label: maps for course in courses(trial, folder) if (maps := _first(course))}
         if of_task:
             found[trial.name] = of_task
     return found

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from twofold.study.plan import RUNS_FOLDER, STUDY_FILE, Course, PlannedRun, courses, first_difference, planned_runs
+from twofold.study.plan import RUNS_FOLDER, STUDY_FILE, PlannedRun, courses, first_difference, planned_runs
 from twofold.study.record import RECORD_FILE, read_checked, to_json, write_atomically
-from twofold.trials.record import TEST_FILE, read_trial_record
+from twofold.trials.record import TEST_FILE, TrialRecord, read_trial_record
 from twofold.trials.spec import TaskStudySpec
 from twofold.trials.trial import Trial
 
@@ -35,11 +35,6 @@ def untested(places: list[Place]) -> list[tuple[Trial, PlannedRun]]:
     ]
 
 
-def courses_of(trial: Trial, folder: Path) -> list[Course]:
-    """The runs of one task, contender by contender."""
-    return courses(trial, folder)
-
-
 def check_folder(spec: TaskStudySpec, out: Path) -> None:
     """Raise ValueError where `out` holds something else, or finished runs of other settings, naming the difference.
 
@@ -49,19 +44,27 @@ def check_folder(spec: TaskStudySpec, out: Path) -> None:
         if out.is_dir() and any(out.iterdir()):
             raise ValueError(f"{out} is not empty and holds no study: choose another folder with --out")
         return
-    noted, asked = read_task_study(out).comparable(), spec.comparable()
     for trial, folder in places_of(spec, out):
-        if not any(folder.glob(f"{RUNS_FOLDER}/*/{RECORD_FILE}")):
-            continue
-        difference = first_difference(noted.get(trial.name, asked[trial.name]), asked[trial.name])
-        for _, run in runs_of([(trial, folder)]) if not difference else []:
-            if run.finished:
-                sizes = read_trial_record(run.folder / RECORD_FILE).configuration["sizes"]
-                difference = difference or first_difference(sizes, dict(run.contender.sizes), f"{run.label}: ")
-        if difference:
-            raise ValueError(
-                f"{out} holds runs of other settings, on {trial.name}: {difference}. Choose another folder with --out"
-            )
+        # Every finished run that is there, also of a seed or a point that the study does not name at the moment.
+        for path in sorted(folder.glob(f"{RUNS_FOLDER}/*/{RECORD_FILE}")):
+            difference = _difference(read_trial_record(path), trial)
+            if difference:
+                raise ValueError(
+                    f"{out} holds runs of other settings, on {trial.name}: {difference}. Choose another folder with "
+                    "--out"
+                )
+
+
+def _difference(record: TrialRecord, trial: Trial) -> str:
+    """In what a finished run is not one of the trial's; empty where it is."""
+    noted, asked = record.configuration, trial.at(record.point).comparable()
+    found = first_difference({key: noted[key] for key in asked if key in noted}, asked)
+    own = next((one for one in trial.contenders if one.label == record.label), None)
+    if found or own is None:
+        return found
+    common = noted["sizes"].keys() & own.sizes.keys()
+    there, here = ({key: sizes[key] for key in own.sizes if key in common} for sizes in (noted["sizes"], own.sizes))
+    return first_difference(there, here, f"{record.label}: ")
 
 
 def note_study(spec: TaskStudySpec, out: Path) -> None:

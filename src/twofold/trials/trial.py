@@ -38,6 +38,7 @@ class EncoderSizes(SpecPart):
     dropout: float = Field(0.0, ge=0, lt=1)
     patch: int = Field(0, ge=0)
     initial_deviation: float = Field(0.0, ge=0)
+    term_channels: int = Field(10, ge=1)  # as published for sequences; 50 for images
     term_per_head: bool = False
 
 
@@ -105,10 +106,13 @@ class Trial:
         training = {**self.training.model_dump(), **fields(point, "training")}
         return replace(self, training=TrainingSettings.model_validate(training), points=({},))
 
-    def picking_loss(self, folder: Path) -> float:
-        """What is missing of a perfect score on the validation examples, and where scores are equal, their loss."""
-        found = read_trial_record(folder / RECORD_FILE).validation
-        return 1 - found.score + min(found.loss, 1e3) * 1e-6
+    def picking_loss(self, folder: Path) -> tuple[float, ...]:
+        """What is missing of a perfect score on the validation examples; where scores are equal, the steps that it
+        took, and then the loss. Scores from `until` on count as equal, since training ends there.
+        """
+        record = read_trial_record(folder / RECORD_FILE)
+        enough = self.until or 1.0
+        return 1 - min(record.validation.score, enough), record.looks[-1].step, record.validation.loss
 
     def comparable(self) -> dict[str, Any]:
         """What must be equal for runs to stand in one table."""
@@ -116,6 +120,6 @@ class Trial:
             "task": self.task.model_dump(mode="json"),
             "steps": self.steps,
             "looks": self.looks,
-            "until": self.until,
             "training": self.training.model_dump(mode="json", exclude=set(MACHINE_FIELDS)),
+            **({"until": self.until} if self.until else {}),
         }
