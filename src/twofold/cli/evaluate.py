@@ -149,8 +149,11 @@ def _text(model: Path, data: str | None, settings: list[str], stages: Stages) ->
     from twofold.study.load import checked
     from twofold.study.record import RECORD_FILE, read_record
     from twofold.study.texts import SplitTexts, whole_text
+    from twofold.trials.record import is_of_a_task
 
     file = next((f / RECORD_FILE for f in (model, model.parent) if (f / RECORD_FILE).is_file()), None)
+    if file and is_of_a_task(file):
+        raise ValueError(f"{model} was trained on a task and reads no text: its study has its scores")
     record = read_record(file) if file else None
     # The model has its tokenizer with it; the one that the run names may be elsewhere by now.
     own = {**(record.configuration["data"] if record else {}), "tokenizer": BYTES_NAME}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -144,6 +143,7 @@ def _read(path: Path) -> Results | Gaps | TrialResults:
     """What a study's or a family's folder, or one of their files, holds."""
     from twofold.study.gaps import GAPS_JSON, read_gaps
     from twofold.study.results import RESULTS_JSON, read_results
+    from twofold.trials.plan import is_of_tasks
     from twofold.trials.results import read_trial_results
 
     names = (RESULTS_JSON, GAPS_JSON)
@@ -154,16 +154,7 @@ def _read(path: Path) -> Results | Gaps | TrialResults:
         raise ValueError(f"{file} is not there: {what}")
     if file.name == GAPS_JSON:
         return read_gaps(file)
-    return read_trial_results(file) if _is_of_tasks(file) else read_results(file)
-
-
-def _is_of_tasks(file: Path) -> bool:
-    """Whether a results.json is of a study of tasks; False also where it is no JSON."""
-    try:
-        content = json.loads(file.read_bytes())
-    except ValueError:
-        return False
-    return isinstance(content, dict) and "tasks" in content
+    return read_trial_results(file) if is_of_tasks(file) else read_results(file)
 
 
 def _require_none_of_text(path: Path, figure: Figure | None, options: dict[str, bool]) -> None:

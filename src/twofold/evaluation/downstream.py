@@ -172,7 +172,7 @@ def trained_context(folder: Path) -> int | None:
                 return int(json.loads((place / RECORD_FILE).read_bytes())["configuration"]["data"]["context"])
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(
-                    f"{place / RECORD_FILE} is damaged: give the context, or train the model again"
+                    f"{place / RECORD_FILE} is damaged, or of a model trained on a task, which reads no text"
                 ) from error
     return None
 

@@ -18,9 +18,13 @@ from twofold.tasks.task import IGNORED, Examples, Form, Metric
 
 @dataclass(frozen=True)
 class TaskScore:
-    """`score` between 0 and 1 over `answers` in `examples`, `loss` in nats per answer, `parts` the score of each."""
+    """`score` between 0 and 1 over `answers` in `examples`, `loss` in nats per answer, `parts` the score of each.
+
+    `guess` is the score of the commonest answer, always given.
+    """
 
     score: float
+    guess: float
     loss: float
     examples: int
     answers: int
@@ -63,7 +67,12 @@ def score_task(
         if asked[own].any():
             parts[name] = _score(given[own], examples.labels[own], metric, form.classes)
     score = _score(given, examples.labels, metric, form.classes)
-    return TaskScore(score, nats / count, len(examples), count, parts)
+    guess = _score(np.full_like(given, _commonest(examples.labels)), examples.labels, metric, form.classes)
+    return TaskScore(score, guess, nats / count, len(examples), count, parts)
+
+
+def _commonest(labels: NDArray[np.int64]) -> int:
+    return int(np.bincount(labels[labels != IGNORED]).argmax())
 
 
 def _score(given: NDArray[np.int64], labels: NDArray[np.int64], metric: Metric, classes: int) -> float:

@@ -76,7 +76,8 @@ def curves_figure(task: TaskResults) -> go.Figure:
     for label in look:
         run = first.get(label)
         if run and run.curve:
-            steps = [round(point.tokens * task.steps / max(run.curve[-1].tokens, 1)) for point in run.curve]
+            last = run.looks[-1].step if run.looks else task.steps  # there is a look at the end
+            steps = [round(point.tokens * last / max(run.curve[-1].tokens, 1)) for point in run.curve]
             figure.add_trace(_line(run, steps, [point.loss for point in run.curve], look[label], True))
     figure.update_xaxes(title="training steps")
     figure.update_yaxes(title="training loss, nats per answer")

@@ -62,7 +62,7 @@ def notes(results: TrialResults) -> list[str]:
 
 def differing(tasks: Sequence[TaskResults]) -> list[Differing]:
     """The variants whose interval of the difference to the baseline excludes zero."""
-    return [(task, one) for task in tasks for one in task.summary if one.to_baseline and one.to_baseline.separable]
+    return [(task, one) for task in tasks for one in task.summary if task.told_apart(one)]
 
 
 def _finding(found: Sequence[Differing], compared: int) -> str:

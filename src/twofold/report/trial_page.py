@@ -65,7 +65,7 @@ def _part(number: int, task: TaskResults, maps: Maps) -> dict[str, Any]:
         "id": number,
         "task": task,
         "asked": f"{said[0].upper()}{said[1:]}",
-        "trained": f"Each run took {task.steps:,} steps.",
+        "trained": f"Each run took {'up to ' if task.until else ''}{task.steps:,} steps.",
         "main": trials.main_table(task),
         "below": [line for line in trials.below(task) if line != trials.DOES_NOT_COUNT],
         "parts": trials.parts_table(task),
@@ -103,10 +103,8 @@ def _maps(task: TaskResults, maps: Mapping[str, tuple[AttentionMap, ...]]) -> li
 
 
 def _scores_caption(task: TaskResults) -> str:
-    said = (
-        f"Mean {task.metric} on the test set; chance is {task.chance:.3f}. Bars are 95 % intervals over seeds, drawn "
-        "no farther than 0 and 1."
-    )
+    chance = "" if task.chance is None else f"; chance is {task.chance:.3f}"
+    said = f"Mean {task.metric} on the test set{chance}. Bars are 95 % intervals over seeds, within 0 and 1."
     if any(one.published is not None for one in task.summary):
         said += f" Diamonds: {SOURCE}, whose settings are not these."
     return said

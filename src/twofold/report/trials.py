@@ -51,7 +51,8 @@ def title(task: TaskResults) -> str:
 
 def asked(task: TaskResults) -> str:
     """What was measured on how many answers, and whether the baseline solves the task."""
-    said = f"{task.metric} on {task.answers:,} test answers, chance {task.chance:.3f}"
+    said = f"{task.metric} on {task.answers:,} test answers"
+    said += "" if task.chance is None else f", chance {task.chance:.3f}"
     if task.threshold is None or task.solved is None:
         return said
     part = f" with {task.deciding_part}" if task.deciding_part else ""
@@ -154,7 +155,17 @@ def measure_names(task: TaskResults) -> list[str]:
 def below(task: TaskResults) -> list[str]:
     """What must be read with a task's table: that it does not count, whose runs diverged or are missing."""
     found = [DOES_NOT_COUNT] if task.solved is False else []
+    if task.until:
+        found.append(
+            f"Training ended once a look at validation examples scored {task.until:g}: scores of variants that solve "
+            "it are not told apart."
+        )
     found += edge_notes(task)
+    if task.further_tests:
+        found.append(
+            f"{task.further_tests} further runs read the test set, when the sweep was another: take the scores as a "
+            "little too good."
+        )
     found += [f"{one.label}, seed {one.seed} diverged: {one.reason}" for one in task.diverged]
     if task.unfinished:
         found.append(f"Not finished yet: {task.unfinished} {'run' if task.unfinished == 1 else 'runs'}.")
@@ -177,7 +188,8 @@ def remarks(results: TrialResults) -> list[str]:
     seeds = sorted({len(one.seeds) for task in results.tasks for one in task.summary})
     if not seeds:
         return ["No run has read the test set yet."]
-    read = "The test set was read once, by the runs reported here."
+    once = not any(task.further_tests for task in results.tasks)
+    read = "The test set was read once, by the runs reported here." if once else "The test set was read by more runs."
     if seeds == [1]:
         found = [f"Scores are of one seed: how far another would be from it is not known. {read}"]
     else:
@@ -186,7 +198,10 @@ def remarks(results: TrialResults) -> list[str]:
             f"paired by seed, with 95 % intervals (Student's t). {read}"
         ]
     if any(one.published is not None for task in results.tasks for one in task.summary):
-        found.append(f"Published: {SOURCE}; its synthetic rows are means over settings.")
+        found.append(
+            f"Published: {SOURCE}; its synthetic rows are means over settings, its sets are of features of a trained "
+            "network."
+        )
     return found
 
 
@@ -213,7 +228,7 @@ def _against(one: TaskSummary, task: TaskResults) -> Cell:
     if found is None:
         return Cell(NO_VALUE)
     interval = f"[{', '.join(map(signed_text, found.interval))}]" if found.interval else ""
-    kind = ("better" if found.difference > 0 else "worse") if found.separable else ""
+    kind = ("better" if found.difference > 0 else "worse") if task.told_apart(one) else ""
     return Cell(signed_text(found.difference), interval, kind)
 
 

@@ -27,6 +27,7 @@ from twofold.study.data import StudyData
 from twofold.study.plan import PlannedRun, of_text
 from twofold.study.record import (
     RECORD_FILE,
+    SETTINGS_FILE,
     CacheRecord,
     CurvePoint,
     DocumentRecord,
@@ -45,7 +46,6 @@ from twofold.training import checkpoints, processes
 from twofold.training.metrics import DivergedError, Step, gradient_size
 from twofold.training.run import train
 
-SETTINGS_FILE = "settings.json"
 CURVE_POINTS = 200
 
 

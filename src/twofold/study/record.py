@@ -23,6 +23,7 @@ from pydantic import (
 Model = TypeVar("Model", bound=BaseModel)
 
 RECORD_FILE = "record.json"
+SETTINGS_FILE = "settings.json"
 AGREEMENT = 1e-6  # relative; totals stated twice may differ by the rounding of a sum, by no more
 
 

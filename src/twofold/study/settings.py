@@ -14,9 +14,18 @@ def apply_settings(content: dict[str, Any], settings: Iterable[str], parts: Sequ
     """Put each `key=value` into its place in the content, the value read as YAML, and what is missing above it; the
     keys that were set.
 
-    With `parts`, keys are `part.key` of these alone. ValueError for anything else, and where there is no such place.
+    What the file said once and used twice (an alias) is set in the one place alone. With `parts`, keys are `part.key`
+    of these alone. ValueError for anything else, and where there is no such place.
     """
+    content.update(_unshared(content))
     return [_put(content, setting, parts) for setting in settings]
+
+
+def _unshared(value: Any) -> Any:
+    """The same with lists and mappings of its own everywhere."""
+    if isinstance(value, dict):
+        return {key: _unshared(below) for key, below in value.items()}
+    return [_unshared(below) for below in value] if isinstance(value, list) else value
 
 
 def _put(content: dict[str, Any], setting: str, parts: Sequence[str]) -> Key:

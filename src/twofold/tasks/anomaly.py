@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from pydantic import Field
 
 from twofold.tasks.image_set import LabelledImages
 from twofold.tasks.image_task import ImageTaskSpec
-from twofold.tasks.task import Examples, Form, Head, Splits
+from twofold.tasks.task import Examples, Form, Head, Reads, Splits
 
 MEMBERS = 10
 _ALIKE = MEMBERS - 1
@@ -25,6 +25,10 @@ class AnomalyTask(ImageTaskSpec):
     The task is the paper's (arXiv 2606.04032). An image is its pixels in 0 to 1, in one row. The sets of a split are
     drawn from its own images. `training`, `validation` and `test` count sets.
     """
+
+    head: ClassVar[Head] = Head.MEMBER
+    reads: ClassVar[Reads] = "features"
+    solved_by_default: ClassVar[float | None] = 0.9
 
     task: Literal["anomaly"] = "anomaly"
     training: int = Field(default=10_000, ge=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,7 +38,12 @@ def batches(form: Form, examples: Examples, size: int) -> Iterator[tuple[slice, 
         yield places, batch(form, examples, places)
 
 
-def first(examples: Examples, count: int) -> Examples:
-    """The first `count` examples; all where there are no more."""
-    parts = None if examples.parts is None else examples.parts[:count]
-    return Examples(examples.inputs[:count], examples.labels[:count], parts)
+def some(examples: Examples, count: int) -> Examples:
+    """`count` examples, always the same, from all over: sources may be in the order of their classes. All where there
+    are no more.
+    """
+    if count >= len(examples):
+        return examples
+    chosen = np.random.default_rng(0).permutation(len(examples))[:count]
+    parts = None if examples.parts is None else examples.parts[chosen]
+    return Examples(examples.inputs[chosen], examples.labels[chosen], parts)

@@ -13,15 +13,16 @@ _FRUITLESS_ROUNDS = 50
 def distinct_rows(draw: Callable[[int], NDArray[np.int64]], count: int) -> NDArray[np.int64]:
     """`count` rows [count, T], no two of them equal, in the order in which they came.
 
-    `draw(n)` makes n random rows [n, T]. Raises ValueError where it hardly ever makes another one.
+    `draw(n)` makes n random rows [n, T] or more. Raises ValueError where it hardly ever makes another one.
     """
     rows = draw(count)
-    fruitless = 0
+    fruitless = before = 0
     while True:
         kept = rows[_first_of_equals(rows)]
         if len(kept) >= count:
             return kept[:count]
-        fruitless = fruitless + 1 if len(kept) == len(rows) - count else 0
+        fruitless = fruitless + 1 if len(kept) == before else 0
+        before = len(kept)
         if fruitless == _FRUITLESS_ROUNDS:
             raise ValueError(
                 f"{count} different examples were asked for, and {_FRUITLESS_ROUNDS * count} more draws gave none "

@@ -23,6 +23,8 @@ class ImageTaskSpec(TaskSpec, ABC):
 
     solved_by_source: ClassVar[dict[str, float]] = {}
     """The default of `solved` on well-known sources."""
+    solved_by_default: ClassVar[float | None] = None
+    """The default of `solved` on any other."""
 
     source: str = DIGITS
     validation_share: float = Field(default=0.1, gt=0, lt=1)
@@ -38,7 +40,7 @@ class ImageTaskSpec(TaskSpec, ABC):
         if not isinstance(given, dict) or "solved" in given:
             return given
         name = str(given.get("source", DIGITS)).partition(":")[0]
-        return {**given, "solved": cls.solved_by_source.get(name)}
+        return {**given, "solved": cls.solved_by_source.get(name, cls.solved_by_default)}
 
     @model_validator(mode="after")
     def _known_source(self) -> Self:

@@ -9,7 +9,7 @@ from pydantic import Field
 from twofold.tasks.image_set import LabelledImages
 from twofold.tasks.image_sources import DIGITS, FASHION, MNIST
 from twofold.tasks.image_task import ImageTaskSpec
-from twofold.tasks.task import Augmentation, Examples, Form, Head, Splits
+from twofold.tasks.task import Augmentation, Examples, Form, Head, Reads, Splits
 
 
 class ImagesTask(ImageTaskSpec):
@@ -18,6 +18,8 @@ class ImagesTask(ImageTaskSpec):
     `augment` names what training images undergo, anew each time they are seen.
     """
 
+    head: ClassVar[Head] = Head.WHOLE
+    reads: ClassVar[Reads] = "images"
     solved_by_source: ClassVar[dict[str, float]] = {DIGITS: 0.95, FASHION: 0.85, MNIST: 0.95}
 
     task: Literal["images"] = "images"

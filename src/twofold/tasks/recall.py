@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from twofold.tasks.distinct import distinct_rows, distinct_tokens
-from twofold.tasks.task import IGNORED, Examples, Form, Head, Splits, TaskSpec
+from twofold.tasks.task import IGNORED, Examples, Form, Head, Reads, Splits, TaskSpec
 
 FILLER = 0
 """The token of `RecallTask` that is neither key nor value."""
@@ -31,8 +31,11 @@ class RecallTask(TaskSpec):
     are equally likely.
     """
 
+    head: ClassVar[Head] = Head.NEXT
+    reads: ClassVar[Reads] = "tokens"
+
     task: Literal["recall"] = "recall"
-    solved: float | None = 0.99
+    solved: float | None = Field(0.99, ge=0, le=1)
     pairs: tuple[int, ...] = Field(default=(2, 4, 8), min_length=1)
     length: int | None = Field(default=None, ge=1)
     vocabulary: int = Field(default=32, ge=4)
@@ -71,6 +74,12 @@ class RecallTask(TaskSpec):
     def part_names(self) -> tuple[str, ...]:
         """Names of the parts, such as "4 pairs", in the order of `pairs`."""
         return tuple(f"{count} pair{'s' * (count > 1)}" for count in self.pairs)
+
+    @property
+    def chance(self) -> float:
+        """A guess among the values of the pairs, over all answers: more are asked where there are fewer pairs."""
+        asked = [count if self.questions == "once" else self._tokens - 2 * count for count in self.pairs]
+        return sum(answers / count for answers, count in zip(asked, self.pairs, strict=True)) / sum(asked)
 
     @property
     def deciding_part(self) -> str:
@@ -122,8 +131,11 @@ class InductionTask(TaskSpec):
     followed the token's last occurrence.
     """
 
+    head: ClassVar[Head] = Head.NEXT
+    reads: ClassVar[Reads] = "tokens"
+
     task: Literal["induction"] = "induction"
-    solved: float | None = 0.99
+    solved: float | None = Field(0.99, ge=0, le=1)
     length: int = Field(default=64, ge=4)
     vocabulary: int = Field(default=64, ge=2)
     training: int = Field(default=20_000, ge=1)

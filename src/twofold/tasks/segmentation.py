@@ -10,7 +10,7 @@ from pydantic import Field
 
 from twofold.tasks.image_set import LabelledImages
 from twofold.tasks.image_task import ImageTaskSpec
-from twofold.tasks.task import Examples, Form, Head, Metric, Splits
+from twofold.tasks.task import Examples, Form, Head, Metric, Reads, Splits
 
 BACKGROUND = 0
 _ATTEMPTS = 100
@@ -27,6 +27,9 @@ class SegmentationTask(ImageTaskSpec):
     """
 
     metric: ClassVar[Metric] = "mean IoU"
+    head: ClassVar[Head] = Head.POSITIONS
+    reads: ClassVar[Reads] = "images"
+    solved_by_default: ClassVar[float | None] = 0.6
 
     task: Literal["segmentation"] = "segmentation"
     canvas: int | None = Field(default=None, ge=1)

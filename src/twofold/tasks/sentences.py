@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from twofold.tasks.distinct import distinct_rows, distinct_tokens
-from twofold.tasks.task import Examples, Form, Head, Splits, TaskSpec
+from twofold.tasks.task import Examples, Form, Head, Reads, Splits, TaskSpec
 
 NOUNS = ("dog", "man", "cat", "woman", "horse", "child", "wolf", "farmer", "bear", "doctor", "fox", "king")
 VERBS = {
@@ -95,8 +95,11 @@ class RolesTask(TaskSpec):
 
     words: ClassVar[tuple[str, ...]] = WORDS
 
+    head: ClassVar[Head] = Head.WHOLE
+    reads: ClassVar[Reads] = "tokens"
+
     task: Literal["roles"] = "roles"
-    solved: float | None = 0.95
+    solved: float | None = Field(0.95, ge=0, le=1)
     training: int = Field(default=20_000, ge=2, multiple_of=2)
     validation: int = Field(default=2_000, ge=2, multiple_of=2)
     test: int = Field(default=2_000, ge=2, multiple_of=2)

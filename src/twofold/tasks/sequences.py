@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from twofold.tasks.distinct import distinct_rows
-from twofold.tasks.task import Examples, Form, Head, Splits, TaskSpec
+from twofold.tasks.task import Examples, Form, Head, Reads, Splits, TaskSpec
 
 _ENUMERATED = 4
 """Where there are fewer than this many sequences for each one asked for, they are numbered and not tried out."""
@@ -22,6 +22,9 @@ class SequenceTask(TaskSpec):
     `swap` exchanges the halves, `copy` changes nothing. `training`, `validation` and `test` count sequences; no two of
     them are equal. `solved` is 0.99, of `sort` 0.97, where it is left out; None says that any score counts.
     """
+
+    head: ClassVar[Head] = Head.POSITIONS
+    reads: ClassVar[Reads] = "tokens"
 
     task: Literal["reverse", "sort", "subtract", "swap", "copy"]
     length: int = Field(default=32, ge=1)

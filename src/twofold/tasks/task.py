@@ -59,8 +59,9 @@ class Form:
 class Examples:
     """N examples. `inputs`: token ids int64 [N, T], features float32 [N, T, F], or images uint8 [N, C, height, width].
 
-    `labels` int64: [N], or [N, T] with `IGNORED` where nothing is asked. For `Head.NEXT` label t is the token that
-    follows input t. `parts` int64 [N] says which part of the results an example counts to (`Splits.part_names`).
+    `labels` int64: [N], or [N, T] with `IGNORED` where nothing is asked. For `Head.NEXT` label t is what the decoder
+    should answer at input t. `parts` int64 [N] says which part of the results an example counts to
+    (`Splits.part_names`).
     """
 
     inputs: NDArray[np.generic]
@@ -106,10 +107,12 @@ class TaskSpec(BaseModel, ABC):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     metric: ClassVar[Metric] = "accuracy"
+    head: ClassVar[Head]
+    reads: ClassVar[Reads]
 
     task: str
     data_seed: int = Field(0, ge=0)
-    solved: float | None = None
+    solved: float | None = Field(None, ge=0, le=1)
 
     @property
     @abstractmethod
@@ -119,6 +122,11 @@ class TaskSpec(BaseModel, ABC):
     @property
     def answer_positions(self) -> NDArray[np.int64] | None:
         """For each position the one that holds its answer, [T]; None where that depends on the input."""
+        return None
+
+    @property
+    def chance(self) -> float | None:
+        """The score of a guess that knows how the task is made; None where the commonest answer is the best guess."""
         return None
 
     @property

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from twofold.data.byte_tokens import END, VOCABULARY, encode
-from twofold.tasks.task import Examples, Form, Head, Splits, TaskSpec
+from twofold.tasks.task import Examples, Form, Head, Reads, Splits, TaskSpec
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,9 @@ class LabelledFilesTask(TaskSpec):
     that are equal up to `length` count once, as test where one of them lies there. `classes` names the sub-folders
     that count, by default all.
     """
+
+    head: ClassVar[Head] = Head.WHOLE
+    reads: ClassVar[Reads] = "tokens"
 
     task: Literal["files"] = "files"
     folder: str = Field(min_length=1)

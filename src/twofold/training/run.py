@@ -53,6 +53,7 @@ def train(
     resume: bool = False,
     say: Callable[[str], None] = log.warning,
     callbacks: Sequence[TrainerCallback] = (),
+    ended: Callable[[int], bool] = lambda done: False,
 ) -> list[Step]:
     """Train `model` in place for so many `steps`; the metrics of every step, also in `folder`/metrics.jsonl.
 
@@ -61,7 +62,8 @@ def train(
     where it goes on, and of damaged checkpoints. Without, checkpoints in `folder` are removed first.
     `examples` are what the model takes as keyword arguments, each of `length` tokens: `Windows` of text, or a set
     whose `__getitems__` gives whole batches. Their order follows from `seed` alone, or is the stream's. `callbacks` are
-    the Trainer's. Seeds the global random generators, as transformers' Trainer does.
+    the Trainer's; where one of them ends training early, `ended` says so of a checkpoint's step. Seeds the global
+    random generators, as transformers' Trainer does.
 
     Processes that a launcher started share the run: each calls this with equal arguments and ends with the whole model,
     and the first alone writes and tells. Raises `DivergedError` when the loss is no longer a number, and ValueError
@@ -74,7 +76,7 @@ def train(
     place, done, kept = processes.from_first(lambda: _beginning(folder, resume, say))
     if place and processes.is_first():
         say(f"goes on after step {done} of {steps}")
-    if place and done == steps:
+    if place and (done == steps or ended(done)):
         load_model(model, place / "model.safetensors")
         return kept
     if isinstance(examples, StreamWindows):

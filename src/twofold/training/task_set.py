@@ -86,7 +86,12 @@ class LookOften(TrainerCallback):
         if step * self._count // steps > (step - 1) * self._count // steps:
             self.found.append({"step": step, **self._look(model)})
             self._write()
-            control.should_training_stop |= self._until is not None and self.found[-1]["score"] >= self._until
+            control.should_training_stop |= self.ended(step)
+
+    def ended(self, step: int) -> bool:
+        """Whether the look at this step was enough; also told by the file, before training goes on from there."""
+        looks = self.found or read_looks(self._path)
+        return self._until is not None and any(one["step"] == step and one["score"] >= self._until for one in looks)
 
     def _write(self) -> None:
         fresh = self._path.with_name(f".{self._path.name}")

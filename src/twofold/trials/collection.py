@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from twofold.study.plan import Course, PlannedRun, courses
+from twofold.study.plan import RUNS_FOLDER, Course, PlannedRun, courses
 from twofold.study.record import RECORD_FILE, CurvePoint
 from twofold.study.results import Failure
-from twofold.tasks.task import Head
 from twofold.trials.plan import places_of, read_task_study
 from twofold.trials.published import published_score
-from twofold.trials.record import Look, TaskRun, read_test, read_trial_record
+from twofold.trials.record import TEST_FILE, Look, TaskRun, read_test, read_trial_record
 from twofold.trials.results import TaskResults, TrialResults, Tried, is_solved, summarise, write_trial_results
 from twofold.trials.runner import COMMAND_FILE
 from twofold.trials.trial import Trial
@@ -27,8 +26,8 @@ def collect_trials(out: Path) -> TrialResults:
     Raises ValueError where `out` holds no study of tasks, or nothing finished.
     """
     spec = read_task_study(out)
-    tasks = tuple(found for trial, folder in places_of(spec, out) if (found := _task(trial, folder)).runs)
-    if not tasks:
+    tasks = tuple(_task(trial, folder) for trial, folder in places_of(spec, out))
+    if not any(task.runs or task.sweep or task.diverged for task in tasks):
         raise ValueError(f"{out}: no run is finished yet; `twofold study run` makes them")
     command = out / COMMAND_FILE
     results = TrialResults(
@@ -62,7 +61,7 @@ def _task(trial: Trial, folder: Path) -> TaskResults:
         name=trial.name,
         task=trial.task.model_dump(mode="json"),
         metric=trial.task.metric,
-        chance=_chance(trial),
+        chance=trial.task.chance if trial.task.chance is not None else _guess(runs),
         threshold=threshold,
         deciding_part=part,
         baseline=trial.baseline,
@@ -74,13 +73,14 @@ def _task(trial: Trial, folder: Path) -> TaskResults:
         sweep=tuple(one for course in found for one in _tried(course)) if len(trial.points) > 1 else (),
         diverged=tuple(one for course in found for one in _failures(course)),
         unfinished=sum(_unfinished(course, len(trial.seeds)) for course in found),
+        until=trial.until,
+        further_tests=sum(1 for _ in folder.glob(f"{RUNS_FOLDER}/*/{TEST_FILE}")) - sum(bool(run.test) for run in runs),
     )
 
 
-def _chance(trial: Trial) -> float:
-    """The score of a guess: of a member of a set one in so many, of a class likewise."""
-    form = trial.task.form
-    return 1 / (form.length if form.head is Head.MEMBER else form.classes)
+def _guess(runs: Sequence[TaskRun]) -> float | None:
+    """What the commonest answer scores on the test set; None before anything was tested."""
+    return next((run.test.guess for run in runs if run.test), None)
 
 
 def _read(run: PlannedRun) -> TaskRun:
@@ -118,5 +118,7 @@ def _failures(course: Course) -> Sequence[Failure]:
 
 
 def _unfinished(course: Course, seeds: int) -> int:
+    """Runs that are still to be made, or to be tested."""
     known = sum(not run.ended for run in (*course.tries, *course.others))
+    known += sum(run.finished and not (run.folder / TEST_FILE).is_file() for run in course.reported)
     return known + (seeds - 1 if course.is_open else 0)

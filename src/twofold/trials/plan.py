@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from twofold.study.plan import RUNS_FOLDER, STUDY_FILE, PlannedRun, courses, first_difference, planned_runs
 from twofold.study.record import RECORD_FILE, read_checked, to_json, write_atomically
@@ -24,11 +27,20 @@ def runs_of(places: list[Place]) -> list[tuple[Trial, PlannedRun]]:
     return [(trial, run) for trial, folder in places for run in planned_runs(trial, folder)]
 
 
-def untested(places: list[Place]) -> list[tuple[Trial, PlannedRun]]:
+def settings_of(run: PlannedRun, trial: Trial) -> dict[str, Any]:
+    """All that a run is made with, but its data."""
+    return {
+        **trial.at(run.point).comparable(),
+        "point": dict(run.point),
+        "sizes": dict(run.contender.sizes),
+        "seed": run.seed,
+    }
+
+
+def untested(trial: Trial, folder: Path) -> list[PlannedRun]:
     """Finished runs that are to be reported and have not read the test set."""
     return [
-        (trial, run)
-        for trial, folder in places
+        run
         for course in courses(trial, folder)
         for run in course.reported
         if run.finished and not (run.folder / TEST_FILE).is_file()
@@ -58,13 +70,22 @@ def check_folder(spec: TaskStudySpec, out: Path) -> None:
 def _difference(record: TrialRecord, trial: Trial) -> str:
     """In what a finished run is not one of the trial's; empty where it is."""
     noted, asked = record.configuration, trial.at(record.point).comparable()
-    found = first_difference({key: noted[key] for key in asked if key in noted}, asked)
+    found = first_difference(_like(asked, noted), asked)
     own = next((one for one in trial.contenders if one.label == record.label), None)
     if found or own is None:
         return found
-    common = noted["sizes"].keys() & own.sizes.keys()
-    there, here = ({key: sizes[key] for key in own.sizes if key in common} for sizes in (noted["sizes"], own.sizes))
-    return first_difference(there, here, f"{record.label}: ")
+    # A size that there was not yet had the value that it has by default.
+    there, sizes = noted["sizes"], dict(own.sizes)
+    return first_difference(_like(sizes, there), _like(there, sizes), f"{record.label}: ")
+
+
+def _like(asked: Mapping[str, Any], noted: Mapping[str, Any]) -> dict[str, Any]:
+    """What is noted of what is asked, at all depths."""
+    both = {key: (asked[key], noted[key]) for key in asked if key in noted}
+    return {
+        key: _like(one, other) if isinstance(one, dict) and isinstance(other, dict) else other
+        for key, (one, other) in both.items()
+    }
 
 
 def note_study(spec: TaskStudySpec, out: Path) -> None:
@@ -75,8 +96,16 @@ def note_study(spec: TaskStudySpec, out: Path) -> None:
 
 def holds_tasks(out: Path) -> bool:
     """Whether a folder holds a study of tasks."""
-    path = out / STUDY_FILE
-    return path.is_file() and b'"tasks"' in path.read_bytes()
+    return is_of_tasks(out / STUDY_FILE)
+
+
+def is_of_tasks(file: Path) -> bool:
+    """Whether a study.json or a results.json is of a study of tasks; False also where it is no JSON, or not there."""
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and "tasks" in content
 
 
 def read_task_study(out: Path) -> TaskStudySpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ TEST_FILE = "test.json"
 class Score(Part):
     """Between 0 and 1, of so many `answers` asked in so many `examples`; `loss` in nats per answer.
 
+    `guess` is the score of the commonest answer, always given.
+
     `parts` are the scores of parts of the examples, such as those with 4 pairs.
     """
 
     score: FiniteFloat
+    guess: FiniteFloat | None = None
     loss: FiniteFloat
     examples: PositiveInt
     answers: PositiveInt
@@ -75,6 +79,15 @@ class TrialRecord(TaskRun):
 def read_trial_record(path: Path) -> TrialRecord:
     """Read one record. ValueError names the file, the place in it and what to do."""
     return read_checked(path, TrialRecord, "delete the run's folder and run the study again")
+
+
+def is_of_a_task(path: Path) -> bool:
+    """Whether a record is one of a run on a task, and not of text."""
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError:
+        return False
+    return isinstance(content, dict) and "task" in content.get("configuration", {})
 
 
 def read_test(folder: Path) -> Score | None:

@@ -62,13 +62,16 @@ class TaskSummary(Labelled):
 
 class TaskResults(Part):
     """One task. `solved` says whether the baseline reaches `threshold`, on `deciding_part` where that is named; a
-    table that is not solved does not count. `answers` are those of the test set.
+    table that is not solved does not count. `answers` are those of the test set, `chance` what a guess scores there.
+
+    Training ended early once a look scored `until`: what solves the task so is not told apart by its score.
+    `further_tests` counts runs that read the test set and are not reported, since the sweep was another then.
     """
 
     name: str
     task: dict[str, Any]
     metric: str
-    chance: float
+    chance: float | None
     threshold: float | None
     deciding_part: str | None
     baseline: str
@@ -80,6 +83,17 @@ class TaskResults(Part):
     sweep: tuple[Tried, ...] = ()
     diverged: tuple[Failure, ...] = ()
     unfinished: NonNegativeInt = 0
+    until: float | None = None
+    further_tests: NonNegativeInt = 0
+
+    def told_apart(self, one: TaskSummary) -> bool:
+        """Whether a variant's difference to the baseline is beyond its interval, and means anything."""
+        if not (one.to_baseline and one.to_baseline.separable):
+            return False
+        if self.until is None or self.threshold is None:
+            return True
+        own = next(each for each in self.summary if each.label == self.baseline)
+        return min(one.score.mean, own.score.mean) < self.threshold
 
     @property
     def verdict(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -9,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofold.environment import process_count
-from twofold.study.plan import DIVERGED_FILE, PlannedRun, claimed
-from twofold.study.record import write_atomically
+from twofold.study.plan import DIVERGED_FILE, PlannedRun, claimed, planned_runs
+from twofold.study.record import RECORD_FILE, SETTINGS_FILE, write_atomically
 from twofold.study.runner import SECONDS_BETWEEN_LOOKS
 from twofold.tasks.task import Splits
-from twofold.trials.plan import Place, check_folder, note_study, places_of, runs_of, untested
+from twofold.trials.plan import Place, check_folder, note_study, places_of, settings_of, untested
+from twofold.trials.record import TEST_FILE, read_trial_record
 from twofold.trials.spec import TaskStudySpec
 from twofold.trials.trial import Trial
 
@@ -27,18 +30,36 @@ Watch = Callable[[Trial, PlannedRun, bool], AbstractContextManager["Watcher"]]
 
 
 class Data:
-    """The examples of the task at hand: one task after the other is read once."""
+    """The examples of the task at hand: one task after the other is read once, and held to what finished runs had."""
 
     def __init__(self) -> None:
         self._latest: tuple[str, Splits] | None = None
+        self._checked: set[Path] = set()
 
-    def of(self, trial: Trial) -> Splits:
-        """Generate or read a task's examples, unless they are those at hand."""
+    def of(self, trial: Trial, folder: Path) -> Splits:
+        """Generate or read a task's examples, unless they are those at hand.
+
+        Raises ValueError where the finished runs in `folder` had others: a test set cut anew may hold what they were
+        trained on.
+        """
         key = trial.task.model_dump_json()
         if self._latest is None or self._latest[0] != key:
             self._latest = None  # before the next one takes memory
             self._latest = key, trial.task.load()
+        if folder not in self._checked:
+            _require_same(self._latest[1], trial, folder)
+            self._checked.add(folder)
         return self._latest[1]
+
+
+def _require_same(data: Splits, trial: Trial, folder: Path) -> None:
+    fingerprint = data.fingerprint
+    for run in planned_runs(trial, folder):
+        if run.finished and read_trial_record(run.folder / RECORD_FILE).configuration["data"] != fingerprint:
+            raise ValueError(
+                f"the examples of {trial.name} are not those that the runs in {folder} had: what they are read from "
+                "has changed. Put it back, or choose another folder with --out"
+            )
 
 
 def run_trials(spec: TaskStudySpec, out: Path, command: str, watch: Watch) -> None:
@@ -65,7 +86,7 @@ def run_trials(spec: TaskStudySpec, out: Path, command: str, watch: Watch) -> No
     note_study(spec, out)
     write_atomically(out / COMMAND_FILE, f"{command}\n".encode())
     for place in places:
-        _make([place], data, watch)
+        _make(place, data, watch)
 
 
 def require_models(places: list[Place]) -> dict[tuple[str, str], int]:
@@ -87,34 +108,55 @@ def require_models(places: list[Place]) -> dict[tuple[str, str], int]:
     return found
 
 
-def _make(places: list[Place], data: Data, watch: Watch) -> None:
-    """All runs and tests of some tasks, those among them that only become known on the way."""
-    from twofold.trials.execute import execute, execute_test
-
-    while True:
-        missing = [(trial, run) for trial, run in runs_of(places) if not run.ended]
-        made = [run for trial, run in missing if _made(trial, run, data, watch, execute)]
-        if missing and not made:
+def _make(place: Place, data: Data, watch: Watch) -> None:
+    """All runs of a task, those among them that only become known on the way; then the tests."""
+    trial, folder = place
+    _forget_other_attempts(trial, folder)
+    while missing := [run for run in planned_runs(trial, folder) if not run.ended]:
+        made = [run for run in missing if _made(trial, run, folder, data, watch)]
+        if not made:
             time.sleep(SECONDS_BETWEEN_LOOKS)  # another process makes them, or made them in vain
-        if not missing:
-            break
-    for trial, run in untested(places):
-        with claimed(run) as mine:
-            if mine and (trial, run) in untested(places):
-                with watch(trial, run, True) as watcher:
-                    execute_test(run, trial, data.of(trial), watcher)
+    while missing := untested(trial, folder):
+        tested = [run for run in missing if _tested(trial, run, folder, data, watch)]
+        if not tested:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
-def _made(trial: Trial, run: PlannedRun, data: Data, watch: Watch, execute: Callable[..., object]) -> bool:
+def _forget_other_attempts(trial: Trial, folder: Path) -> None:
+    """Remove what runs with other settings left unfinished, or diverged with."""
+    for run in planned_runs(trial, folder):
+        noted = run.folder / SETTINGS_FILE
+        if run.finished or not noted.is_file():
+            continue
+        if json.loads(noted.read_bytes()) | {"data": ""} != settings_of(run, trial) | {"data": ""}:
+            with claimed(run) as mine:
+                if mine:
+                    shutil.rmtree(run.folder)
+
+
+def _tested(trial: Trial, run: PlannedRun, folder: Path, data: Data, watch: Watch) -> bool:
+    """Read the test set with one run, unless another process does or did."""
+    from twofold.trials.execute import execute_test
+
+    with claimed(run) as mine:
+        if not mine or (run.folder / TEST_FILE).is_file():
+            return False
+        with watch(trial, run, True) as watcher:
+            execute_test(run, trial, data.of(trial, folder), watcher)
+    return True
+
+
+def _made(trial: Trial, run: PlannedRun, folder: Path, data: Data, watch: Watch) -> bool:
     """Make one run, unless another process does or did."""
     from twofold.training.metrics import DivergedError
+    from twofold.trials.execute import execute
 
     with claimed(run) as mine:
         if not mine or run.ended:
             return False
         with watch(trial, run, False) as watcher:
             try:
-                execute(run, trial.at(run.point), data.of(trial), watcher)
+                execute(run, trial.at(run.point), data.of(trial, folder), watcher)
             except DivergedError as error:
                 write_atomically(run.folder / DIVERGED_FILE, f"{error}\n".encode())
                 watcher.say(f"diverged and is left out: {error}")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from typing import Annotated, Any, Self, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Self
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     Field,
     SerializerFunctionWrapHandler,
@@ -17,15 +17,13 @@ from pydantic import (
 )
 
 from twofold.study.axes import placed
-from twofold.study.sizes import Notation, PlacedError, SpecPart
+from twofold.study.sizes import Notation, PlacedError, Sizes, SpecPart
 from twofold.study.sweep import Sweep, points
 from twofold.tasks.task import TaskSpec
 from twofold.training.settings import TrainingSettings
 from twofold.trials.kinds import KINDS
-from twofold.trials.trial import TaskContender, Trial, contender
+from twofold.trials.trial import EncoderSizes, TaskContender, Trial, contender
 from twofold.variants.notation import parse
-
-Made = TypeVar("Made", bound=BaseModel)
 
 
 class TaskVariant(SpecPart):
@@ -50,6 +48,17 @@ def _variant(value: Any) -> Any:
 
 
 Variants = Annotated[tuple[Annotated[TaskVariant, BeforeValidator(_variant)], ...], Field(min_length=1)]
+
+
+Level = tuple[tuple[int | str, ...], Mapping[str, Any]]
+"""Where in the file sizes are given, and which."""
+
+TRAINING = {"batch": 128, "learning_rate": 1e-3, "checkpoints": 1}
+"""Defaults of `training` here."""
+
+
+def _training(value: Any) -> Any:
+    return {**TRAINING, **value} if isinstance(value, dict) else value
 
 
 def _training_only(sweep: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
@@ -93,8 +102,8 @@ class TaskEntry(SpecPart):
 
     @model_serializer(mode="wrap")
     def _together(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        written = handler(self)
-        return {**self.of.model_dump(mode="json"), **{k: v for k, v in written.items() if v not in (None, {})}}
+        written = {key: value for key, value in handler(self).items() if key == "name" or key in self.model_fields_set}
+        return {**self.of.model_dump(mode="json"), **written}
 
 
 def _task(content: dict[str, Any]) -> TaskSpec:
@@ -128,7 +137,7 @@ class TaskStudySpec(SpecPart):
     baseline: str | None = None
     seeds: tuple[Annotated[int, Field(ge=0, lt=2**32)], ...] = Field((0,), min_length=1)
     steps: int = Field(ge=1)
-    training: TrainingSettings = TrainingSettings(batch=128, learning_rate=1e-3, checkpoints=1)
+    training: Annotated[TrainingSettings, BeforeValidator(_training)] = TrainingSettings.model_validate(TRAINING)
     looks: int = Field(10, ge=1, description="how often a run is scored on validation examples while it trains")
     until: float | None = Field(None, gt=0, le=1, description="a look with this score ends a run's training")
     sweep: Sweep | None = None
@@ -159,7 +168,8 @@ class TaskStudySpec(SpecPart):
         return sum(trial.run_count for trial in self.trials)
 
     def _trial(self, index: int, entry: TaskEntry) -> Trial:
-        sweep = entry.sweep or self.sweep
+        own = entry.model_fields_set
+        sweep = entry.sweep if "sweep" in own else self.sweep
         try:
             _training_only(sweep or {})
         except PlacedError as error:
@@ -183,7 +193,7 @@ class TaskStudySpec(SpecPart):
             steps=entry.steps or self.steps,
             training=placed(("tasks", index, "settings"), lambda: TrainingSettings.model_validate(training)),
             looks=self.looks,
-            until=entry.until or self.until,
+            until=entry.until if "until" in own else self.until,
         )
 
     def _contenders(self, index: int, entry: TaskEntry) -> tuple[TaskContender, ...]:
@@ -191,12 +201,16 @@ class TaskStudySpec(SpecPart):
         place = ("tasks", index, "variants") if entry.variants else ("variants",)
         found: dict[str, TaskContender] = {}
         for number, one in enumerate(variants):
-            sizes = {**self.model, **entry.model, **one.model}
+            levels: list[Level] = [
+                (("model",), self.model),
+                (("tasks", index, "model"), entry.model),
+                ((*place, number, "model"), one.model),
+            ]
+            sizes = {key: value for _, level in levels for key, value in level.items()}
             try:
-                made = contender(one.label, one.variant, sizes, entry.of.form)
+                made = contender(one.label, one.variant, sizes, entry.of)
             except ValidationError as error:
-                fault = error.errors()[0]
-                raise PlacedError(("model",), f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}") from error
+                raise _misfit(error, levels) from error
             except ValueError as error:
                 raise PlacedError((*place, number), f"on {entry.name}: {error}") from error
             if made.slug.lower() in found:
@@ -207,3 +221,16 @@ class TaskStudySpec(SpecPart):
     def comparable(self) -> dict[str, Any]:
         """What must be equal for runs to stand in one study: of each task, by its name, what it is made with."""
         return {trial.name: trial.comparable() for trial in self.trials}
+
+
+def _misfit(error: ValidationError, levels: Sequence[Level]) -> PlacedError:
+    """The first fault in sizes, at the last of the `levels` that gives the key."""
+    fault = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+    key = str(fault["loc"][0]) if fault["loc"] else ""
+    place = next(where for where, given in reversed(levels) if key in given or len(where) == 1)
+    if fault["type"] == "extra_forbidden":
+        keys = [*EncoderSizes.model_fields] if error.title == EncoderSizes.__name__ else [*Sizes.model_fields]
+        near = difflib.get_close_matches(key, keys, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        return PlacedError((*place, key), f"unknown key {key!r}: {hint}The keys here are {', '.join(keys)}")
+    return PlacedError((*place, key), str(fault["msg"]).removeprefix("Value error, "))

@@ -15,9 +15,10 @@ from twofold.study.contenders import slug
 from twofold.study.record import RECORD_FILE
 from twofold.study.sizes import Sizes, SpecPart
 from twofold.study.sweep import Point, fields
-from twofold.tasks.task import Form, TaskSpec
+from twofold.tasks.task import Form, Head, TaskSpec
 from twofold.training.settings import MACHINE_FIELDS, TrainingSettings
 from twofold.trials.record import read_trial_record
+from twofold.variants.choices import PositionTerm
 from twofold.variants.notation import parse
 
 
@@ -60,16 +61,34 @@ class TaskContender:
         return architecture(**self.sizes, variant=self.variant, vocab=form.vocabulary)
 
 
-def contender(label: str, variant: str, sizes: Mapping[str, Any], form: Form) -> TaskContender:
-    """Check a variant with sizes for a task. ValueError, or pydantic's, where they do not fit it or one another."""
-    if form.causal:
-        given = {"preset": "tiny", **Sizes.model_validate(sizes).given}
-        made = TaskContender(label, variant, given)
-        made.architecture(form)
-        return made
-    of_encoder = EncoderSizes.model_validate(sizes)
-    parse(variant).kv_heads_for(of_encoder.heads)
+def contender(label: str, variant: str, sizes: Mapping[str, Any], task: TaskSpec) -> TaskContender:
+    """Check a variant with sizes for a task. ValueError, or pydantic's, where they do not fit it or one another.
+
+    Nothing is read: what depends on the images of a source is checked when its models are made.
+    """
+    if task.head is Head.NEXT:
+        return _decoder(label, variant, sizes, task.form)
+    is_set = task.reads == "features"
+    of_encoder = EncoderSizes.model_validate({**({"positions": "none"} if is_set else {}), **sizes})
+    parsed = parse(variant)
+    parsed.kv_heads_for(of_encoder.heads)
+    if is_set and of_encoder.positions != "none":
+        raise ValueError(f"a set has no order, and positions are {of_encoder.positions!r}: set positions to 'none'")
+    if is_set and parsed.position_term not in (PositionTerm.NONE, PositionTerm.TEMPERATURE):
+        raise ValueError(f"a set has no order, and {variant} gives its members positions: leave it out")
     return TaskContender(label, variant, of_encoder.model_dump())
+
+
+def _decoder(label: str, variant: str, sizes: Mapping[str, Any], form: Form) -> TaskContender:
+    given = {"preset": "tiny", **Sizes.model_validate(sizes).given}
+    made = TaskContender(label, variant, given)
+    of_model = made.architecture(form)
+    if of_model.learned_positions and form.length > of_model.positions:
+        raise ValueError(
+            f"examples have {form.length} tokens, and the model has {of_model.positions} learned positions: raise "
+            "positions"
+        )
+    return made
 
 
 @dataclass(frozen=True)
@@ -117,7 +136,7 @@ class Trial:
     def comparable(self) -> dict[str, Any]:
         """What must be equal for runs to stand in one table."""
         return {
-            "task": self.task.model_dump(mode="json"),
+            "task": self.task.model_dump(mode="json", exclude={"solved"}),  # which the runs do not depend on
             "steps": self.steps,
             "looks": self.looks,
             "training": self.training.model_dump(mode="json", exclude=set(MACHINE_FIELDS)),
