@@ -16,6 +16,11 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
 
+SHORT = ["steps=2", "looks=2", "seeds=[0]", "sweep=null", "variants=[QKV]"]
+OF_TASKS = {"sentences": SHORT, "synthetic": [*SHORT, "tasks=[{task: reverse, length: 8}]"]}
+"""A study of tasks in the README → settings that make it take seconds."""
+
+
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
     (tmp_path / "README.md").write_text(README)
@@ -31,6 +36,8 @@ def test_commands_and_python_run_in_their_order(workplace, capsys):
         arguments = [word.replace("demo", "smoke") for word in shlex.split(command)[1:]]
         if arguments[0] == "train":
             arguments += ["--set", "data.held_out=0.001"]
+        if arguments[:2] == ["study", "run"]:
+            arguments += [word for setting in OF_TASKS.get(arguments[2], ()) for word in ("--set", setting)]
         outcome = run(capsys, *arguments)
         assert outcome.code == 0, f"{command}: {outcome.err}"
         assert outcome.out

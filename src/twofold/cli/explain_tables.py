@@ -28,7 +28,7 @@ COLUMNS = (
     Column("\nrandom", "similarity", "overlap_kv_random"),
     Column("rank\nK", "rank", "k", ".1f"),
     Column("rank\nV", "rank", "v", ".1f"),
-    Column("\nof", "rank", "k_full", ".0f"),
+    Column("\nof", "rank", "k_most", ".0f"),
     Column("CKA\nK–V", "similarity", "cka_kv"),
     Column("\nrandom", "similarity", "cka_kv_random"),
     Column("R²\nV from K", "similarity", "r2_v_from_k"),

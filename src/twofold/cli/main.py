@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from twofold.cli import bench, doctor, evaluate, generate, plan, serve, study, train, variants
+from twofold.cli import bench, doctor, evaluate, explain, generate, plan, serve, study, train, variants
 from twofold.version import __version__
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app.command("variants", epilog=variants.EXAMPLES)(variants.variants)
 app.command("plan", epilog=plan.EXAMPLES)(plan.plan)
 app.command("train", epilog=train.EXAMPLES)(train.train)
 app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
+app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
 app.command("generate", epilog=generate.EXAMPLES)(generate.generate)
 app.command("serve", epilog=serve.EXAMPLES)(serve.serve)
 app.add_typer(study.app, name="study")

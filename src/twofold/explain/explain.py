@@ -1,0 +1,163 @@
+"""All measures of one model, put together: first of its weights, then of what it computes on a text."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from twofold.environment import environment
+from twofold.explain.activation_similarity import activation_similarity
+from twofold.explain.activations import run
+from twofold.explain.attention_patterns import attention_patterns, repetition_scores
+from twofold.explain.circuits import weight_circuits
+from twofold.explain.cost import cost_of
+from twofold.explain.layer_weights import folded
+from twofold.explain.load import open_model
+from twofold.explain.rank import weight_ranks
+from twofold.explain.reading import MOST_MAPS, Text, maps_of, read_text, repeated_text
+from twofold.explain.record import AttentionMap, Explanation, LayerMeasures
+from twofold.explain.scale import scale_measures
+from twofold.explain.similarity import weight_similarity
+from twofold.explain.vocabulary import vocabulary_product
+from twofold.explain.weights import read_weights
+
+Progress = Callable[[str, int, int], None]
+Measures = Mapping[str, float | list[float]]
+Found = dict[int, dict[str, dict[str, float | list[float]]]]
+"""Measures by layer and section."""
+
+BY_HEAD = re.compile("_heads(?=_random$|$)")
+"""What names of lists with one number for each head have."""
+FACTS = {
+    "layers": "num_hidden_layers",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv heads": "num_key_value_heads",
+    "head dim": "head_dim",
+    "vocabulary": "vocab_size",
+}
+
+
+def explain(
+    model: str,
+    *,
+    text: Text | None = None,
+    layers: tuple[int, ...] | None = None,
+    patterns: bool = False,
+    seed: int = 0,
+    command: str = "",
+    progress: Progress | None = None,
+) -> Explanation:
+    """Measure the model of that name (`load.open_model`), every layer or `layers`, which count from 0.
+
+    Without a text only its weights are read; `patterns` lets it read repeated random tokens as well. `progress` is
+    called with (stage, done, total). Raises ValueError for a model that cannot be opened or read, for layers that it
+    lacks, and for a text without two tokens.
+    """
+    told = progress or (lambda stage, done, total: None)
+    opened = open_model(model, exact=text is not None or patterns)
+    count = opened.model.config.get_text_config(decoder=True).num_hidden_layers
+    chosen = tuple(range(count)) if layers is None else layers
+    if absent := [layer for layer in chosen if layer >= count]:
+        raise ValueError(f"{model} has {count} layers, from 0 to {count - 1}, and no layer {absent[0]}")
+    found: Found = {layer: {} for layer in chosen}
+    given = None if text is None else read_text(opened, text)  # its faults are told before the work
+    _weights(opened.model, found, seed, told)
+    maps: list[AttentionMap] = []
+    if given is not None:
+        maps = _activations(opened.model, found, given.ids_BT, len(given.read.pieces), seed, told)
+    if patterns:
+        _repetition(opened.model, found, seed, told)
+    cost, note = cost_of(opened.model)
+    return Explanation(
+        model=model,
+        variant=opened.variant,
+        architecture=_facts(opened.model),
+        seed=seed,
+        text=given.read if given else None,
+        layers=tuple(_layer(layer, sections) for layer, sections in found.items()),
+        maps=tuple(maps),
+        cost=cost,
+        notes=tuple(line for line in (note, *(_notes(found, maps, given.read.tokens) if given else ())) if line),
+        command=command,
+        environment=environment(),
+    )
+
+
+def _weights(model: PreTrainedModel, found: Found, seed: int, progress: Progress) -> None:
+    """What the weights say. Circuits are of weights into which their norms are folded."""
+    tokens_MM = vocabulary_product(model)
+    for done, weights in enumerate(read_weights(model, tuple(found))):
+        progress("weights", done, len(found))
+        sections = found[weights.layer]
+        sections["similarity"] = weight_similarity(weights, seed)
+        sections["rank"] = weight_ranks(weights, seed)
+        sections["circuits"] = weight_circuits(folded(weights), tokens_MM)
+
+
+def _activations(
+    model: PreTrainedModel, found: Found, ids_BT: Tensor, shown: int, seed: int, progress: Progress
+) -> list[AttentionMap]:
+    """What the model computes on a text, and its attention maps over the first tokens."""
+    maps: list[AttentionMap] = []
+    for done, activations in enumerate(run(model, ids_BT, layers=tuple(found))):
+        progress("activations", done, len(found))
+        sections = found[activations.layer]
+        sections["similarity"] |= activation_similarity(activations, seed)
+        sections["attention"] = attention_patterns(activations)
+        sections["scale"] = scale_measures(activations)
+        maps += maps_of(activations, shown, MOST_MAPS - len(maps))
+    return maps
+
+
+def _repetition(model: PreTrainedModel, found: Found, seed: int, progress: Progress) -> None:
+    """How heads look on random tokens that come twice; names begin with `repeated_`."""
+    ids_BT = repeated_text(model.config.get_text_config(decoder=True), seed)
+    for done, activations in enumerate(run(model, ids_BT, layers=tuple(found))):
+        progress("repeated tokens", done, len(found))
+        scores = repetition_scores(activations, ids_BT.shape[1] // 2)
+        of_layer = found[activations.layer].setdefault("attention", {})
+        of_layer |= {f"repeated_{name}": value for name, value in scores.items()}
+
+
+def _notes(found: Found, maps: list[AttentionMap], tokens: int) -> list[str]:
+    notes = []
+    mapped = len({one.layer for one in maps})
+    if 0 < mapped < len(found):
+        notes.append(f"Attention maps are kept of {mapped} of the {len(found)} layers.")
+    shares = [sections["similarity"].get("r2_v_from_k") for sections in found.values()]
+    if any(isinstance(share, float) and math.isnan(share) for share in shares):
+        notes.append(f"R² has no value where half of the {tokens:,} tokens are no more than the keys' dims: read more.")
+    return notes
+
+
+def _layer(layer: int, sections: Mapping[str, Measures]) -> LayerMeasures:
+    """The record of a layer: lists by head go to `heads`, under `section.name`."""
+    numbers: dict[str, dict[str, Any]] = {}
+    heads: dict[str, tuple[float | None, ...]] = {}
+    for section, measures in sections.items():
+        numbers[section] = {}
+        for name, value in measures.items():
+            if not isinstance(value, list):
+                numbers[section][name] = _finite(value)
+            elif BY_HEAD.search(name):
+                heads[f"{section}.{BY_HEAD.sub('', name)}"] = tuple(map(_finite, value))
+            else:
+                numbers[section][name] = tuple(map(_finite, value))
+    return LayerMeasures(layer=layer, heads=heads, **numbers)
+
+
+def _finite(value: float) -> float | None:
+    """None for what has no value, as the rank of a matrix of zeros."""
+    return value if math.isfinite(value) else None
+
+
+def _facts(model: PreTrainedModel) -> dict[str, int | float | str]:
+    config = model.config.get_text_config(decoder=True)
+    named = {fact: getattr(config, name, None) for fact, name in FACTS.items()}
+    return {"type": config.model_type} | {fact: value for fact, value in named.items() if value}
