@@ -41,7 +41,7 @@ def test_help_has_examples_that_fit_80_columns(capsys, monkeypatch, verb):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["plann"], "twofold: no such command 'plann'. Did you mean 'plan'?"),
+        (["plann"], "twofold: no such command 'plann'. Did you mean 'plan'"),
         (["--bogus"], "twofold: no such option: --bogus"),
         (["plan", "--contxt", "3"], "twofold plan: no such option: --contxt. Did you mean --context or --config?"),
         (["plan", "--context"], "twofold plan: option '--context' requires an argument."),

@@ -27,6 +27,7 @@ from twofold.study.sizes import ModelSpec, VariantEntry
 from twofold.study.spec import MatchSpec, SampleSpec, StudySpec
 from twofold.study.statistics import analyse
 from twofold.training.settings import TrainingSettings
+from twofold.trials.load import load_any_study
 from twofold.variants.choices import Sharing
 
 FILE = """\
@@ -284,9 +285,12 @@ def test_what_was_written_before_labels_is_called_by_its_variant(finished, texts
 DOCUMENT = (Path(__file__).parent.parent / "docs/studies.md").read_text()
 
 
-def test_the_documents_studies_are_valid_and_its_example_is_the_built_in_one():
+def test_the_documents_studies_are_valid_and_its_example_is_the_built_in_one(tmp_path):
     texts = re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)
-    own, fair, swept, family = (parse_study(text, "studies.md") for text in texts)
+    of_text, (of_tasks,) = ([text for text in texts if ("tasks:" in text) == is_of] for is_of in (False, True))
+    own, fair, swept, family = (parse_study(text, "studies.md") for text in of_text)
+    (tmp_path / "tasks.yaml").write_text(of_tasks)
+    assert load_any_study(str(tmp_path / "tasks.yaml")).run_count == 3 * 4 * (2 + 2)
     assert [c.label for c in own.contenders] == [
         "QKV",
         "K=V GQA-2",
