@@ -11,7 +11,7 @@ from twofold.study.record import RECORD_FILE, CacheRecord, CurvePoint, Environme
 from twofold.trials.maps import Maps
 from twofold.trials.plan import note_study, places_of, runs_of
 from twofold.trials.record import TEST_FILE, AttentionMap, Look, Score, TaskRun, TrialRecord
-from twofold.trials.results import TaskResults, TrialResults, Tried, is_solved, summarise
+from twofold.trials.results import TaskResults, TrialResults, TriedPoint, is_solved, summarise
 from twofold.trials.spec import TaskStudySpec
 
 RATES = (0.001, 0.003, 0.01)
@@ -68,7 +68,7 @@ def synthetic_task(
     threshold: float | None = 0.99,
     deciding_part: str | None = None,
     published: Mapping[str, float] | None = None,
-    sweep: Sequence[Tried] = (),
+    sweep: Sequence[TriedPoint] = (),
     **others: Any,
 ) -> TaskResults:
     """One task's results of these runs."""
@@ -107,10 +107,10 @@ def seeded(label: str, scores: Sequence[float], **others: Any) -> list[TaskRun]:
     return [synthetic_run(label, score, seed, **others) for seed, score in enumerate(scores)]
 
 
-def tried(label: str, scores: Sequence[float | None], chosen: int) -> list[Tried]:
+def tried(label: str, scores: Sequence[float | None], chosen: int) -> list[TriedPoint]:
     """A variant's sweep over `RATES`."""
     return [
-        Tried(label=label, variant=label, point={"training.learning_rate": rate}, score=score, chosen=n == chosen)
+        TriedPoint(label=label, variant=label, point={"training.learning_rate": rate}, score=score, chosen=n == chosen)
         for n, (rate, score) in enumerate(zip(RATES, scores, strict=True))
     ]
 

@@ -8,6 +8,7 @@ import torch
 from explained_layers import EVERY, head_of, layers_of, orthogonal, random_layer
 from twofold.explain.circuits import (
     composition,
+    composition_measures,
     ov_eigenvalues,
     positive_share,
     qk_eigenvalues,
@@ -164,3 +165,12 @@ def test_random_layers_compose_as_the_baseline():
 def test_layers_of_different_models_do_not_compose():
     with pytest.raises(ValueError, match="width 31 and 29"):
         composition(random_layer(), random_layer(width=29))
+
+
+def test_composition_is_told_as_a_mean_and_by_head_beside_random_matrices():
+    earlier, later = random_layer(), random_layer()
+    made, scores = composition_measures(earlier, later, seed=3), composition(earlier, later)
+    for name, scores_HH in scores.items():
+        assert made[f"composition_{name}"] == pytest.approx(float(scores_HH.mean()))
+        assert made[f"composition_{name}_heads"] == pytest.approx([max(row) for row in scores_HH.tolist()])
+        assert made[f"composition_{name}_random"] == pytest.approx(made[f"composition_{name}"], rel=0.25)

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
+from pages import ATTACK, MARK, Reader, check_loads_nothing
 from synthetic_explanations import HEADS, LAYERS, TOKENS, synthetic_explanation
 from test_report_browser import FRAME, MEASURE, PHONE, opened
-from test_report_page import ATTACK, MARK, Reader
 from twofold.report.explain_figures import depth_figure, families, heads_figure, spectra_figure
 from twofold.report.explain_page import render_explanations, write_explanations
 from twofold.report.explain_words import FAMILIES, line_name, words_of
@@ -39,13 +39,7 @@ def test_hostile_texts_add_no_element_and_no_attribute(count):
 
 
 def test_page_loads_nothing_and_is_made_for_phones_and_both_colour_schemes(page):
-    for tag, name, value in Reader(page).attributes:
-        if name in ("src", "href", "srcset", "action", "poster"):
-            assert (tag, value) == ("link", "data:,")
-    style = re.search(r"<style>(.*?)</style>", page, re.DOTALL)[1]
-    assert "url(" not in style
-    assert "@import" not in style
-    assert "default-src 'none'" in page
+    check_loads_nothing(page)
     assert "prefers-color-scheme: dark" in page
     assert 'content="width=device-width, initial-scale=1"' in page
 

@@ -9,6 +9,7 @@ import pytest
 from synthetic_trials import synthetic_run
 from tiny_trials import RECALL, REVERSE, make, spec
 from twofold.evaluation.task_score import TaskScore
+from twofold.models.load import load_model
 from twofold.study.record import RECORD_FILE
 from twofold.study.settings import apply_settings
 from twofold.tasks.batches import some
@@ -23,6 +24,7 @@ from twofold.trials.plan import is_of_tasks, places_of, runs_of
 from twofold.trials.published import published_score
 from twofold.trials.record import TEST_FILE, is_of_a_task, read_trial_record
 from twofold.trials.results import TaskResults, summarise
+from twofold.trials.trial import Trial
 
 ONE = {"variants": ["QKV"], "seeds": [0, 1]}
 
@@ -104,15 +106,15 @@ def test_what_is_missing_is_counted(finished, tmp_path):
     assert [task.unfinished for task in collect_trials(copy).tasks] == [0, 0]
 
 
-def test_runs_that_read_the_test_set_before_the_sweep_grew_are_told(tmp_path):
-    rates = [1e-6, 2e-6]
+def test_runs_that_read_the_test_set_before_the_sweep_grew_are_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(Trial, "picking_loss", lambda trial, folder: (-float(folder.name.rpartition("=")[2]),))
+    rates = [0.001, 0.002]
     make(spec(**ONE, sweep={"training.learning_rate": rates}), tmp_path / "out")
     assert collect_trials(tmp_path / "out").tasks[0].further_tests == 0
-    grown = spec(**ONE, sweep={"training.learning_rate": [*rates, 3e-2]}, steps=7)
-    make(grown, tmp_path / "out")
+    make(spec(**ONE, sweep={"training.learning_rate": [*rates, 0.003]}), tmp_path / "out")
     (task,) = collect_trials(tmp_path / "out").tasks
-    best = next(one for one in task.sweep if one.chosen)
-    assert task.further_tests == (2 if best.point["training.learning_rate"] == 3e-2 else 0)
+    assert [one.chosen for one in task.sweep] == [False, False, True]
+    assert (len(task.runs), task.further_tests) == (2, 2)
 
 
 def test_looks_survive_an_interruption_after_the_last_step(tmp_path, monkeypatch):
@@ -193,7 +195,10 @@ def test_a_study_of_text_may_be_called_tasks(tmp_path):
 
 def test_a_record_knows_whether_it_is_of_a_task(finished):
     study, out = finished
-    assert is_of_a_task(runs(study, out)[0].folder / RECORD_FILE)
+    folder = runs(study, out)[0].folder
+    assert is_of_a_task(folder / RECORD_FILE)
+    with pytest.raises(ValueError, match="holds an encoder"):
+        load_model(folder)
 
 
 def test_a_setting_reaches_one_place_alone():

@@ -155,6 +155,13 @@ def test_a_model_that_cannot_be_is_refused_before_anything_is_written(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_source_that_is_missing_is_told_before_anything_is_written_whichever_task_needs_it(tmp_path):
+    images = {"task": "images", "source": "mnist:/nowhere", "model": {"patch": 7}}
+    with pytest.raises(ValueError, match="/nowhere"):
+        make(spec(tasks=[REVERSE, images]), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_run_that_diverges_is_left_out_and_the_others_are_made(tmp_path):
     wild = spec(sweep={"training.learning_rate": [1e-3, 1e38]}, variants=["QKV"])
     watching = make(wild, tmp_path / "out")

@@ -77,7 +77,7 @@ class Projections(nn.Module):
 
         With a rotation, queries and keys are turned to their positions, by the variant's treatment.
         """
-        made = self._roles(x_BTM, ("query",) if borrows else ROLES)
+        made = self.roles(x_BTM, ("query",) if borrows else ROLES)
         if borrows:
             return Made(self._scaled_query(made["query"], rotation), None)
         turned_BTGD = self._turned_key(made["key"], rotation)
@@ -87,7 +87,7 @@ class Projections(nn.Module):
 
     def rows_of(self, x_BTM: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor | None]:
         """The rows [B, T, G, W] of `forward` and their shared part [B, T, W], without queries."""
-        made = self._roles(x_BTM, ("key", "value"))
+        made = self.roles(x_BTM, ("key", "value"))
         return self._rows(made, self._turned_key(made["key"], rotation), x_BTM, rotation)
 
     @property
@@ -136,7 +136,7 @@ class Projections(nn.Module):
         content_BTGD = self.content_norm(made["key"].flatten(2)).unflatten(2, (self.kv_heads, -1))
         return content_BTGD, rotary_key(self.k_rope_proj, x_BTM, rotation)
 
-    def _roles(self, x_BTM: Tensor, roles: tuple[str, ...]) -> dict[str, Tensor]:
+    def roles(self, x_BTM: Tensor, roles: tuple[str, ...]) -> dict[str, Tensor]:
         """The vectors of these roles, [B, T, heads, dims], before rotary."""
         sources = self.variant.sharing.sources
         owners = dict.fromkeys(sources[role] for role in roles)
@@ -167,10 +167,10 @@ class Projections(nn.Module):
         if rotation is not None:
             query_BTHD = turned_query(query_BTHD, rotation, self.layout.key.width if self.layout.shared_key else 0)
         if self.variant.diagonal:
-            query_BTHD = query_BTHD * self._per_query_head(self._key_scale())
+            query_BTHD = query_BTHD * self._per_query_head(self.key_factors())
         return query_BTHD
 
-    def _key_scale(self) -> Tensor:
+    def key_factors(self) -> Tensor:
         """[G, D]: for each rotated pair one number, which both of its dims have."""
         scale_GD, pairs = self.key_scale.unflatten(0, (self.kv_heads, -1)), self.sizes.rotary_dims // 2
         return torch.cat([scale_GD[:, :pairs], scale_GD], dim=-1)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,8 +24,6 @@ EXAMPLES = """[bold]Examples[/bold]
 
 TOKENS = 512
 MOST_MODELS = 2
-SECONDS_BETWEEN_LINES = 10.0
-Progress = Callable[[str, int, int], None]
 
 
 def explain(
@@ -76,14 +71,14 @@ def explain(
         raise ValueError(f"explain takes one model or two to compare, and {len(models)} are given")
     chosen = None if layers is None else parse_layers(layers)
     given = _text(text, tokens)
-    from twofold.cli.progress import quiet_libraries
+    from twofold.cli.progress import quiet_libraries, reading
     from twofold.explain.explain import explain as measure
     from twofold.explain.record import as_json as recorded
 
     quiet_libraries()
     found: list[Explanation] = []
     for model in models:
-        with _measuring(model) as progress:
+        with reading("opening", model) as progress:
             found.append(
                 measure(
                     model,
@@ -143,24 +138,3 @@ def _write(found: list[Explanation], out: Path) -> list[Path]:
     content = json.dumps(told[0] if len(told) == 1 else told, ensure_ascii=False)
     write_atomically(out / EXPLAIN_FILE, content.encode())
     return [out / EXPLAIN_FILE, write_explanations(found, out)]
-
-
-@contextmanager
-def _measuring(model: str) -> Iterator[Progress]:
-    """A bar on standard error, called with (stage, done, total); elsewhere than on a terminal a line now and then."""
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    console = Console(stderr=True, highlight=False, markup=False)
-    with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("opening", total=None)
-        line_due = time.monotonic() + SECONDS_BETWEEN_LINES
-
-        def told(stage: str, done: int, total: int) -> None:
-            nonlocal line_due
-            bar.update(task, description=stage, completed=done, total=total)
-            if not console.is_terminal and time.monotonic() >= line_due:
-                line_due = time.monotonic() + SECONDS_BETWEEN_LINES
-                console.print(f"{model}: {stage}: {done:,} of {total:,}", soft_wrap=True)
-
-        yield told

@@ -14,6 +14,8 @@ from twofold.report.formats import duration_text
 from twofold.training.metrics import Step
 
 SECONDS_BETWEEN_LINES = 10.0
+Stages = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and of how much."""
 # An estimate stands on one of these, counted after the first step, which also pays for what is done once.
 STEADY_STEPS, STEADY_SHARE, STEADY_SECONDS = 10, 0.05, 5.0
 
@@ -52,11 +54,13 @@ def running(title: str, *, later: int = 0, quiet: bool = False) -> Iterator[RunP
 
 
 @contextmanager
-def reading(*, quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
-    """Shows what is done to the text before training, as `study.data.Stages`: a bar, or a line now and then."""
+def reading(first: str = "reading", of: str = "the text", *, quiet: bool = False) -> Iterator[Stages]:
+    """Shows the stages of work of known length, such as what is done to a text before training (`study.texts.Stages`):
+    a bar that begins at the `first`, or a line now and then, which says what the work is `of`.
+    """
     console = Console(stderr=True, highlight=False, markup=False, quiet=quiet)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("reading", total=None)
+        task = bar.add_task(first, total=None)
         line_due = time.monotonic() + SECONDS_BETWEEN_LINES
 
         def show(stage: str, done: int, total: int) -> None:
@@ -64,7 +68,7 @@ def reading(*, quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]
             bar.update(task, description=stage, completed=done, total=total)
             if not console.is_terminal and time.monotonic() >= line_due:
                 line_due = time.monotonic() + SECONDS_BETWEEN_LINES
-                console.print(f"{stage} the text: {done / max(total, 1):.0%}", soft_wrap=True)
+                console.print(f"{stage} {of}: {done / max(total, 1):.0%}", soft_wrap=True)
 
         yield show
 

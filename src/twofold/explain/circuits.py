@@ -127,6 +127,20 @@ def composition(earlier: LayerWeights, later: LayerWeights) -> dict[str, Tensor]
     return made
 
 
+def composition_measures(earlier: LayerWeights, later: LayerWeights, seed: int = 0) -> dict[str, float | list[float]]:
+    """`composition_query`, `_key` and `_value`: means over pairs of heads; under `_heads` each later head's largest,
+    and under `_random` what Gaussian matrices of these shapes give in the mean.
+    """
+    written, width = earlier.v_GDM.shape[1], earlier.q_HDM.shape[2]
+    made: dict[str, float | list[float]] = {}
+    for name, scores_HH in composition(earlier, later).items():
+        read = (later.v_GDM if name == "value" else later.q_HDM).shape[1]
+        made[f"composition_{name}"] = float(scores_HH.mean())
+        made[f"composition_{name}_random"] = random_composition(written, read, width, seed)
+        made[f"composition_{name}_heads"] = scores_HH.amax(dim=1).tolist()
+    return made
+
+
 @lru_cache(maxsize=64)
 def random_composition(earlier_dims: int, later_dims: int, width: int, seed: int, draws: int = 32) -> float:
     """The mean of a composition score of Gaussian factors with so many dims in each head."""

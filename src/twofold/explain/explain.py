@@ -14,9 +14,9 @@ from twofold.environment import environment
 from twofold.explain.activation_similarity import activation_similarity
 from twofold.explain.activations import run
 from twofold.explain.attention_patterns import attention_patterns, repetition_scores
-from twofold.explain.circuits import weight_circuits
+from twofold.explain.circuits import composition_measures, weight_circuits
 from twofold.explain.cost import cost_of
-from twofold.explain.layer_weights import folded
+from twofold.explain.layer_weights import LayerWeights, folded
 from twofold.explain.load import open_model
 from twofold.explain.rank import weight_ranks
 from twofold.explain.reading import MOST_MAPS, Text, maps_of, read_text, repeated_text
@@ -90,14 +90,21 @@ def explain(
 
 
 def _weights(model: PreTrainedModel, found: Found, seed: int, progress: Progress) -> None:
-    """What the weights say. Circuits are of weights into which their norms are folded."""
+    """What the weights say. Circuits are of weights into which their norms are folded; composition is with the layer
+    right below, where that is read as well.
+    """
     tokens_MM = vocabulary_product(model)
+    below: LayerWeights | None = None
     for done, weights in enumerate(read_weights(model, tuple(found))):
         progress("weights", done, len(found))
         sections = found[weights.layer]
         sections["similarity"] = weight_similarity(weights, seed)
         sections["rank"] = weight_ranks(weights, seed)
-        sections["circuits"] = weight_circuits(folded(weights), tokens_MM)
+        circuit = folded(weights)
+        sections["circuits"] = weight_circuits(circuit, tokens_MM)
+        if below is not None and below.layer == circuit.layer - 1:
+            sections["circuits"] |= composition_measures(below, circuit, seed)
+        below = circuit
 
 
 def _activations(

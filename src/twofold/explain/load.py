@@ -17,10 +17,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from twofold.data.pretrained_tokenizer import PretrainedTokenizer, read_pretrained
 from twofold.data.tokenizer import Tokenizer, load_tokenizer
 from twofold.environment import package_version
+from twofold.explain.weights import OWN
 from twofold.models.load import CONFIG_FILE, MODEL_FOLDER, load_model
 
 GIVE = "give a run or model folder, a GGUF file, or a name on the Hugging Face hub"
-OWN_TYPES = ("twofold", "twofold_encoder")
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Opened:
     @property
     def is_own(self) -> bool:
         """One of this package."""
-        return self.model.config.model_type in OWN_TYPES
+        return self.model.config.model_type in OWN
 
     @property
     def variant(self) -> str | None:
@@ -68,7 +68,7 @@ def open_model(name: str, *, exact: bool = False) -> Opened:
         _refuse_path(name, path)
         return Opened(name, name, _opened(name, _kind(name), name, dtype=dtype))
     kind = _model_type(place / CONFIG_FILE)
-    if kind == OWN_TYPES[0]:
+    if kind == OWN[0]:
         model: PreTrainedModel = load_model(place)
         return Opened(name, str(place), model.float() if exact else model)
     if not any(place.glob("*.safetensors")):

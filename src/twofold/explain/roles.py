@@ -29,9 +29,9 @@ def own_roles(seam: Projections, x_BTM: Tensor, row_seam: Projections, row_x_BTM
     if isinstance(seam, LatentProjections):
         return _latent_roles(seam, x_BTM)
     if seam is row_seam and x_BTM is row_x_BTM:
-        made = seam._roles(x_BTM, ROLES)
+        made = seam.roles(x_BTM, ROLES)
     else:
-        made = seam._roles(x_BTM, ("query",)) | row_seam._roles(row_x_BTM, ("key", "value"))
+        made = seam.roles(x_BTM, ("query",)) | row_seam.roles(row_x_BTM, ("key", "value"))
     query, key, value = (made[role] for role in ROLES)
     variant, heads, kv_heads = seam.variant, seam.sizes.heads, seam.kv_heads
     if variant.decoupled:
@@ -42,7 +42,7 @@ def own_roles(seam: Projections, x_BTM: Tensor, row_seam: Projections, row_x_BTM
             query = query * seam.query_scale.unflatten(0, (heads, -1))
         if variant.sharing.value_is_key:
             value = value * seam.value_scale.unflatten(0, (kv_heads, -1))
-        key = key * seam._key_scale()
+        key = key * seam.key_factors()
     return Roles(query, key, value)
 
 

@@ -56,7 +56,7 @@ def _rows(seam: Projections) -> tuple[Map, Map]:
     if seam.variant.diagonal:
         if sharing.value_is_key:
             value = _scaled(value, seam.value_scale.unflatten(0, (seam.kv_heads, -1)))
-        key = _scaled(key, seam._key_scale())
+        key = _scaled(key, seam.key_factors())
     return key, value
 
 

@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from twofold.models.decoder import TwofoldForCausalLM
+from twofold.models.encoder_configuration import TwofoldEncoderConfig
 
 MODEL_FOLDER = "model"
 CONFIG_FILE = "config.json"
@@ -65,5 +66,9 @@ def _check_kind(config: Path) -> None:
         kind = json.loads(config.read_bytes())["model_type"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{config} is not a model's configuration, or damaged") from error
+    if kind == TwofoldEncoderConfig.model_type:
+        raise ValueError(
+            f"{config.parent} holds an encoder, which neither scores nor writes text: its study has its scores"
+        )
     if kind != TwofoldForCausalLM.config_class.model_type:
         raise ValueError(f"{config.parent} holds a {kind!r} model and not a Twofold one")

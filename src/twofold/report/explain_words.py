@@ -127,6 +127,13 @@ FAMILIES: dict[str, tuple[Words, ...]] = {
             ELHAGE,
         ),
         Words(
+            "composition_(query|key|value)",
+            "Composition with the layer below",
+            "How much of what that layer’s heads write the queries, keys or values of this one’s read, as a share "
+            "of the norms: the mean over pairs of heads, and by head the largest.",
+            ELHAGE,
+        ),
+        Words(
             "qk_symmetric",
             "Symmetric share of QK",
             "The share of QK’s squared norm in its symmetric part: 1 where two tokens score each other alike, as with "

@@ -13,7 +13,7 @@ from twofold.study.contrast import Interval, t_interval
 from twofold.study.sweep import point_text, value_text
 from twofold.trials.published import SOURCE
 from twofold.trials.record import TaskRun
-from twofold.trials.results import TaskResults, TaskSummary, Tried
+from twofold.trials.results import TaskResults, TaskSummary, TriedPoint
 
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "x", "star", "hexagon")
 
@@ -110,7 +110,7 @@ def sweep_figure(task: TaskResults) -> go.Figure:
     if key is None:
         return figure
     look = _looks_of([one.label for one in task.summary] + [one.label for one in task.sweep])
-    lines: dict[tuple[str, str], list[Tried]] = {}
+    lines: dict[tuple[str, str], list[TriedPoint]] = {}
     for one in task.sweep:
         rest = point_text({name: value for name, value in one.point.items() if name != key})
         lines.setdefault((one.label, rest), []).append(one)
@@ -220,7 +220,7 @@ def _line(run: TaskRun, steps: list[int], values: list[float], look: dict[str, s
     )
 
 
-def _sweep_line(name: str, places: list[float], tries: Sequence[Tried], look: dict[str, str]) -> go.Scatter:
+def _sweep_line(name: str, places: list[float], tries: Sequence[TriedPoint], look: dict[str, str]) -> go.Scatter:
     return go.Scatter(
         x=places,
         y=[one.score for one in tries],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import combinations
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,12 @@ class Spread(Part):
 
     mean: float
     standard_deviation: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """The spread of one value for each seed."""
+        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        return cls(mean=float(np.mean(values)), standard_deviation=deviation)
 
 
 class Comparison(Contrast):
@@ -272,9 +278,7 @@ def _verdict(dominator: str | None, rival: str | None) -> str:
 
 
 def _spread(found: Sequence[Measured], value: Callable[[Measured], float]) -> Spread:
-    values = [value(one) for one in found]
-    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return Spread(mean=float(np.mean(values)), standard_deviation=deviation)
+    return Spread.of([value(one) for one in found])
 
 
 def _cache(runs: Sequence[RunRecord]) -> float:

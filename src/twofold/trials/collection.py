@@ -12,7 +12,7 @@ from twofold.study.results import Failure
 from twofold.trials.plan import places_of, read_task_study
 from twofold.trials.published import published_score
 from twofold.trials.record import TEST_FILE, Look, TaskRun, read_test, read_trial_record
-from twofold.trials.results import TaskResults, TrialResults, Tried, is_solved, summarise, write_trial_results
+from twofold.trials.results import TaskResults, TrialResults, TriedPoint, is_solved, summarise, write_trial_results
 from twofold.trials.runner import COMMAND_FILE
 from twofold.trials.trial import Trial
 
@@ -95,9 +95,9 @@ def _few(curve: Sequence[CurvePoint]) -> tuple[CurvePoint, ...]:
     return tuple(curve[(len(curve) - 1) % every :: every])
 
 
-def _tried(course: Course) -> Sequence[Tried]:
+def _tried(course: Course) -> Sequence[TriedPoint]:
     return [
-        Tried(
+        TriedPoint(
             label=run.label,
             variant=run.variant,
             point=dict(run.point),

@@ -47,6 +47,11 @@ def untested(trial: Trial, folder: Path) -> list[PlannedRun]:
     ]
 
 
+def has_work(trial: Trial, folder: Path) -> bool:
+    """Whether a run of a task is left to be made, or to be tested."""
+    return any(not run.ended for run in planned_runs(trial, folder)) or bool(untested(trial, folder))
+
+
 def check_folder(spec: TaskStudySpec, out: Path) -> None:
     """Raise ValueError where `out` holds something else, or finished runs of other settings, naming the difference.
 

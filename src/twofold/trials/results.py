@@ -20,7 +20,7 @@ from twofold.trials.record import Look, TaskRun
 UNSOLVED = "baseline does not solve it"
 
 
-class Tried(Labelled):
+class TriedPoint(Labelled):
     """One point of a sweep: its validation score, None where it diverged; `chosen` where the results are of it."""
 
     point: dict[str, Any]
@@ -80,7 +80,7 @@ class TaskResults(Part):
     answers: int
     summary: tuple[TaskSummary, ...]
     runs: tuple[TaskRun, ...]
-    sweep: tuple[Tried, ...] = ()
+    sweep: tuple[TriedPoint, ...] = ()
     diverged: tuple[Failure, ...] = ()
     unfinished: NonNegativeInt = 0
     until: float | None = None
@@ -148,13 +148,13 @@ def _summary(
         label=label,
         variant=own[0].variant,
         seeds=tuple(sorted(runs)),
-        score=_spread(scores),
+        score=Spread.of(scores),
         interval=t_interval(scores) if len(scores) > 1 else None,
         to_baseline=Against(difference=float(np.mean(deltas)), interval=t_interval(deltas) if len(deltas) > 1 else None)
         if deltas
         else None,
-        parts={part: _spread([run.test.parts[part] for run in own if run.test]) for part in parts},
-        measures={name: _spread([run.measures[name] for run in own]) for name in own[0].measures},
+        parts={part: Spread.of([run.test.parts[part] for run in own if run.test]) for part in parts},
+        measures={name: Spread.of([run.measures[name] for run in own]) for name in own[0].measures},
         parameters=own[0].parameters,
         cache_bytes_per_token=own[0].cache.bytes_per_token if own[0].cache else None,
         point=own[0].point,
@@ -169,11 +169,6 @@ def _steps_to_solve(runs: dict[int, TaskRun], is_solved: Callable[[Look], bool])
 def _test(run: TaskRun) -> float:
     assert run.test is not None
     return run.test.score
-
-
-def _spread(values: Sequence[float]) -> Spread:
-    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return Spread(mean=float(np.mean(values)), standard_deviation=deviation)
 
 
 def is_solved(summary: Sequence[TaskSummary], baseline: str, threshold: float | None, part: str | None) -> bool | None:

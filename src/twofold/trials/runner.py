@@ -15,7 +15,7 @@ from twofold.study.plan import DIVERGED_FILE, PlannedRun, claimed, planned_runs
 from twofold.study.record import RECORD_FILE, SETTINGS_FILE, write_atomically
 from twofold.study.runner import SECONDS_BETWEEN_LOOKS
 from twofold.tasks.task import Splits
-from twofold.trials.plan import Place, check_folder, note_study, places_of, settings_of, untested
+from twofold.trials.plan import Place, check_folder, has_work, note_study, places_of, settings_of, untested
 from twofold.trials.record import TEST_FILE, read_trial_record
 from twofold.trials.spec import TaskStudySpec
 from twofold.trials.trial import Trial
@@ -81,8 +81,11 @@ def run_trials(spec: TaskStudySpec, out: Path, command: str, watch: Watch) -> No
     for trial, _ in places:
         for point in trial.points:
             requirements.check(trial.at(point).training)
-    data = Data()
     require_models(places)
+    data = Data()
+    for trial, folder in reversed(places):  # before anything is written; the first task's stay at hand
+        if has_work(trial, folder):
+            data.of(trial, folder)
     note_study(spec, out)
     write_atomically(out / COMMAND_FILE, f"{command}\n".encode())
     for place in places:
@@ -98,10 +101,11 @@ def require_models(places: list[Place]) -> dict[tuple[str, str], int]:
 
     found = {}
     for trial, _ in places:
+        form = trial.task.form  # of images, it may open their source
         for contender in trial.contenders:
             try:
                 with torch.device("meta"):
-                    model = build(contender, trial.task.form)
+                    model = build(contender, form)
             except ValueError as error:
                 raise ValueError(f"{trial.name}, {contender.label}: {error}") from error
             found[trial.name, contender.label] = measured_parameters(model)["total"]

@@ -218,10 +218,6 @@ class TaskStudySpec(SpecPart):
             found[made.slug.lower()] = made
         return tuple(found.values())
 
-    def comparable(self) -> dict[str, Any]:
-        """What must be equal for runs to stand in one study: of each task, by its name, what it is made with."""
-        return {trial.name: trial.comparable() for trial in self.trials}
-
 
 def _misfit(error: ValidationError, levels: Sequence[Level]) -> PlacedError:
     """The first fault in sizes, at the last of the `levels` that gives the key."""
