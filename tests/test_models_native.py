@@ -7,6 +7,7 @@ from small_models import PAIRED, VOCAB, random_ids, randomise, small_model
 from twofold.attention import decoding
 from twofold.kernels import linear, native
 from twofold.kernels.decode import choose
+from twofold.models import stepping
 
 LENGTH, PROMPT = 23, 11
 
@@ -28,6 +29,7 @@ def taken(monkeypatch):
         seen["products"] += 1
         return product(*arguments)
 
+    monkeypatch.setattr(stepping, "step", lambda *arguments: None)  # which takes all blocks at once
     monkeypatch.setattr(decoding, "decode_checked", spy)
     monkeypatch.setattr(linear, "native_product", count)
     return seen

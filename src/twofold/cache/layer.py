@@ -17,6 +17,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from twofold.cache.kept import KeptRows, dtype_of
 from twofold.cache.storage import RowStorage
+from twofold.kernels.decoder_step import Rows
 from twofold.variants.layout import RowLayout
 
 GROWTH = 1.5
@@ -114,20 +115,48 @@ class RowLayer(CacheLayerMixin):
         a T for which the storage has no room makes a copy, which the caller alone holds. Raises ValueError for rows
         that do not fit.
         """
-        new, held = heads_BGTW.shape[2], self._stop - self._start  # read here at every step: see the test of compile
+        new, seen = heads_BGTW.shape[2], self._seen()  # read here at every step: see the test of compile
         storage = self._storage_for(heads_BGTW, shared_BTW)
-        seen = held if self.window is None else min(held, self.window - 1)
+        if self._overflows(storage, new):
+            return self._through_a_copy(storage, seen, heads_BGTW, shared_BTW)
+        storage = self._take(storage, seen, new)
+        storage.write(self._stop - new, heads_BGTW, shared_BTW)
+        return storage.read(self._stop - new - seen, self._stop)
+
+    def has_room(self, batch: int, new: int, dtype: torch.dtype) -> bool:
+        """Whether `claim` takes `new` rows of `batch` sequences that are made in `dtype`."""
+        storage = self._storage
+        if storage is None or self.layout.shared_width or not storage.rows.is_cpu or storage.rows.requires_grad:
+            return False
+        if (storage.batch, storage.dtype) != (batch, dtype if self.dtype is None else self.dtype):
+            return False
+        return not self._overflows(storage, new) and (self.capacity is None or self.length + new <= self.capacity)
+
+    def claim(self, new: int) -> Rows:
+        """Append rows that a kernel will write: where all lie that `new` tokens see. Only where it `has_room`."""
+        assert self._storage is not None
+        seen = self._seen()
+        return self._take(self._storage, seen, new).memory(self._stop - new - seen, self._stop)
+
+    def _seen(self) -> int:
+        """Rows so far that the next token sees."""
+        held = self._stop - self._start
+        return held if self.window is None else min(held, self.window - 1)
+
+    def _overflows(self, storage: RowStorage, new: int) -> bool:
+        """Whether `new` rows and those that they see are more than a window has room for."""
+        return self._stop + new > storage.tokens and not self.record_past and self._seen() + new > self._most
+
+    def _take(self, storage: RowStorage, seen: int, new: int) -> RowStorage:
+        """Count `new` rows as appended, after making room for them and the `seen` ones before."""
         if self._stop + new > storage.tokens:
-            carried = held if self.record_past else seen
-            if carried + new > self._most and not self.record_past:
-                return self._through_a_copy(storage, seen, heads_BGTW, shared_BTW)
+            carried = self._stop - self._start if self.record_past else seen
             storage = self._make_room(storage, carried, carried + new)
-        storage.write(self._stop, heads_BGTW, shared_BTW)
         self.length += new
         self._stop += new
         if self.window is not None and not self.record_past:
             self._start = max(self._start, self._stop - self.window)
-        return storage.read(self._stop - new - seen, self._stop)
+        return storage
 
     def restore(self, rows: KeptRows, length: int) -> None:
         """Take over `rows` as they were kept by a layer of this layout and window that had seen `length` tokens."""
@@ -145,7 +174,7 @@ class RowLayer(CacheLayerMixin):
         if storage is not None and storage.batch == batch and storage.dtype == dtype:
             return storage
         if storage is not None and self.length > 0:
-            self._refuse(storage, batch, heads_BGTW.dtype)
+            raise storage.refused(batch, heads_BGTW.dtype)
         self.lazy_initialization(heads_BGTW, shared_BTW)
         assert self._storage is not None
         return self._storage
@@ -153,17 +182,6 @@ class RowLayer(CacheLayerMixin):
     def _check_capacity(self, needed: int) -> None:
         if self.capacity is not None and needed > self.capacity:
             raise ValueError(f"the cache was made for {self.capacity} tokens and {needed} are needed: make it larger")
-
-    def _refuse(self, storage: RowStorage, batch: int, dtype: torch.dtype) -> None:
-        if storage.batch != batch:
-            raise ValueError(
-                f"the cache holds rows of {storage.batch} sequences and got rows of {batch}: "
-                "reset it, repeat its sequences (`batch_repeat_interleave`), or use a new one"
-            )
-        raise ValueError(
-            f"the cache holds {storage.dtype} rows and got {dtype}: use a new one, or make it with "
-            "the dtype to keep rows in (`new_cache(dtype=...)`)"
-        )
 
     # The storage ----------------------------------------------------------------------------------------------
 
@@ -229,7 +247,7 @@ class RowLayer(CacheLayerMixin):
         self.record_past = self.window is not None
 
     def get_seq_length(self) -> int:
-        """Tokens so far, whether they are still kept or not."""
+        """Tokens so far, kept or not."""
         return self.length
 
     def get_max_length(self) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from twofold.cache.kept import KeptRows, write_quantised
+from twofold.kernels.decoder_step import Rows
 from twofold.variants.layout import RowLayout
 
 _PIECES = 16  # reordering goes through the rows in this many pieces: its scratch memory is 1/16 of the rows
@@ -77,6 +78,18 @@ class RowStorage:
         held = self.rows.untyped_storage().nbytes()
         return held if self.scales is None else held + self.scales.untyped_storage().nbytes()
 
+    def refused(self, batch: int, dtype: torch.dtype) -> ValueError:
+        """The error for rows of `batch` sequences that do not fit those that are kept here."""
+        if self.batch != batch:
+            return ValueError(
+                f"the cache holds rows of {self.batch} sequences and got rows of {batch}: "
+                "reset it, repeat its sequences (`batch_repeat_interleave`), or use a new one"
+            )
+        return ValueError(
+            f"the cache holds {self.dtype} rows and got {dtype}: use a new one, or make it with "
+            "the dtype to keep rows in (`new_cache(dtype=...)`)"
+        )
+
     def write(self, at: int, heads_BGTW: Tensor, shared_BTW: Tensor | None) -> None:
         """Put T rows at `at`, rounded to this storage's dtype."""
         tokens = heads_BGTW.shape[2]
@@ -106,6 +119,18 @@ class RowStorage:
             return KeptRows(heads_BGSW, shared_BSW)
         scales_BS = None if self._shared_scales_BC is None else self._shared_scales_BC.narrow(1, start, tokens)
         return KeptRows(heads_BGSW, shared_BSW, self._scales_BGC.narrow(2, start, tokens), scales_BS)
+
+    def memory(self, start: int, stop: int) -> Rows:
+        """Where the rows of heads from `start` to `stop` lie, for a kernel that reads and writes them itself."""
+        heads_BGCW, scales_BGC = self._heads_BGCW, self._scales_BGC
+        batch, group, row, _ = heads_BGCW.stride()
+        address = heads_BGCW.data_ptr() + start * row * heads_BGCW.element_size()
+        if scales_BGC is None:
+            return Rows(self.dtype, address, (batch, group, row), stop - start)
+        of_batch, of_group, of_scale = scales_BGC.stride()
+        scales_address = scales_BGC.data_ptr() + start * of_scale * scales_BGC.element_size()
+        strides = (of_batch, of_group, of_scale)
+        return Rows(self.dtype, address, (batch, group, row), stop - start, scales_address, strides)
 
     def slide(self, start: int, stop: int) -> None:
         """Move the rows from `start` to `stop` to the front, in pieces that do not overlap where they go."""

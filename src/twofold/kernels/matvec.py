@@ -88,6 +88,11 @@ def obstacle(
     return reason
 
 
+def wins() -> bool:
+    """Whether the native product is there, and faster than torch's linear where that has much to read."""
+    return native.AVAILABLE and _WINS
+
+
 def native_product(
     weight_NK: Tensor, x_TK: Tensor, bias_N: Tensor | None = None, scales_N: Tensor | None = None
 ) -> Tensor:

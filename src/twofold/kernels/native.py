@@ -21,6 +21,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "twofold_set_openmp": (None, [ctypes.c_void_p]),
     "twofold_matvec": (ctypes.c_int, [ctypes.c_char_p]),
     "twofold_decode": (ctypes.c_int64, [ctypes.c_char_p]),
+    "twofold_decoder_step": (ctypes.c_int, [ctypes.c_char_p] * 3),
     "twofold_rms_norm": (None, [ctypes.c_char_p]),
     "twofold_turn": (None, [ctypes.c_char_p]),
     "twofold_quantise": (None, [ctypes.c_char_p]),

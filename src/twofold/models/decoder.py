@@ -18,10 +18,10 @@ from twofold.cache.row_cache import RowCache, adopt, check_implementation
 from twofold.cache.state_cache import StateCache, adopt_states, check_options
 from twofold.kernels.linear import DecodeLinear, use_decode_linear
 from twofold.kernels.norm import use_decode_norm
-from twofold.models import positions
+from twofold.models import positions, stepping
 from twofold.models.blocks import DecoderBlock, norm
 from twofold.models.configuration import TwofoldConfig
-from twofold.models.sights import sights
+from twofold.models.sights import decode_sights, sights
 
 
 class TwofoldPreTrainedModel(PreTrainedModel):
@@ -121,11 +121,17 @@ class TwofoldModel(TwofoldPreTrainedModel):
             position_ids = positions.counted(x_BTM, attention_mask, cached)
         if self.embed_positions is not None:
             x_BTM = x_BTM + positions.looked_up(self.embed_positions, position_ids, cached)
+        seen = decode_sights(self.config, self.sizes, x_BTM, attention_mask, cache, position_ids)
+        blocks = self.config.num_hidden_layers  # an early exit lowers that number for a while
+        if seen is not None and cache is not None:
+            made_BTM = stepping.step(self, self.sizes, x_BTM, position_ids, seen, cache, blocks)
+            if made_BTM is not None:
+                return BaseModelOutputWithPast(last_hidden_state=made_BTM, cache=cache)
         by = self._rotation(position_ids, x_BTM.dtype)
-        seen = sights(self.config, self.sizes, x_BTM, attention_mask, cache, position_ids, by)
+        if seen is None:
+            seen = sights(self.config, self.sizes, x_BTM, attention_mask, cache, position_ids, by)
         rows = None
-        used = self.layers[: self.config.num_hidden_layers]  # an early exit lowers that number for a while
-        for layer, reach in zip(used, self.sizes.reaches, strict=False):
+        for layer, reach in zip(self.layers[:blocks], self.sizes.reaches, strict=False):
             mask, row_rotation = seen[reach]
             # The cache by name: checkpointing takes it away.
             x_BTM, lent = layer(x_BTM, by, mask, cache=cache, row_rotation=row_rotation, borrowed=rows, **kwargs)

@@ -55,27 +55,45 @@ def sights(
         return {Reach(): Sight(_token_mask(attention_mask, cache, positions_BT, len(x_BTM)))}
     _require_masks(config, reaches)
     on_read = by is not None and turned_on_read(sizes.variant)
-    if on_read and cache is not None and not torch.compiler.is_compiling():
-        _require_counted(cache, attention_mask, positions_BT)
-    if config._attn_implementation == "sdpa" and not sizes.sinks and not any(reach.block for reach in reaches):
-        turns = frequencies(sizes.rotated_dims, sizes.rotary_base, x_BTM.device) if on_read else None
-        step = decode_mask(
-            x_BTM,
-            attention_mask,
-            cache,
-            sizes.row_layout,
-            positions_BT=positions_BT,
-            frequencies=turns,
-            windows=any(reach.window for reach in reaches),
-        )
-        if step is not None:
-            return {reach: Sight(step._replace(window=reach.window)) for reach in reaches}
     made = {}
     for reach in reaches:
         mask = _mask(config, x_BTM, attention_mask, cache, positions_BT, reach)
         turned = _row_rotation(sizes, attention_mask, cache, positions_BT, by, reach.window) if on_read else None
         made[reach] = Sight(mask, turned)
     return made
+
+
+def decode_sights(
+    config: TwofoldConfig,
+    sizes: Architecture,
+    x_BTM: Tensor,
+    attention_mask: Tensor | None,
+    cache: Cache | None,
+    positions_BT: Tensor,
+) -> dict[Reach, Sight] | None:
+    """`sights` of a decode step that a kernel takes; None for any other. Arguments and errors as there.
+
+    Asked for first, since most steps need neither a mask tensor nor a rotation of their own.
+    """
+    if sizes.is_recurrent:
+        return None
+    on_read = sizes.rotated_dims > 0 and turned_on_read(sizes.variant)
+    if on_read and cache is not None and not torch.compiler.is_compiling():
+        _require_counted(cache, attention_mask, positions_BT)
+    reaches = sizes.reaches
+    if config._attn_implementation != "sdpa" or sizes.sinks or any(reach.block for reach in reaches):
+        return None
+    turns = frequencies(sizes.rotated_dims, sizes.rotary_base, x_BTM.device) if on_read else None
+    step = decode_mask(
+        x_BTM,
+        attention_mask,
+        cache,
+        sizes.row_layout,
+        positions_BT=positions_BT,
+        frequencies=turns,
+        windows=any(reach.window for reach in reaches),
+    )
+    return None if step is None else {reach: Sight(step._replace(window=reach.window)) for reach in reaches}
 
 
 def _require_counted(cache: Cache, attention_mask: Tensor | None, positions_BT: Tensor) -> None:

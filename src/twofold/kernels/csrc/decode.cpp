@@ -132,7 +132,9 @@ void put_together(const Chunk* chunks, int64_t count, int64_t queries, int64_t w
   }
 }
 
-void run(const DecodeArguments& a) {
+}  // namespace
+
+void decode(const DecodeArguments& a) {
   const Kernels& use = kernels();
   const int64_t threads = useful_threads(a);
   Work work = {a, use, use.decode_sizes(a), {}, {}, 0, false};
@@ -171,14 +173,12 @@ void run(const DecodeArguments& a) {
   }
 }
 
-}  // namespace
-
 // 0; or 1 + the first sequence whose start or length does not lie in its rows; or −1 where memory does not suffice.
 extern "C" __attribute__((visibility("default"))) int64_t twofold_decode(const DecodeArguments* arguments) {
   const int64_t sequence = misplaced(*arguments);
   if (sequence >= 0) return 1 + sequence;
   try {
-    run(*arguments);
+    decode(*arguments);
   } catch (const std::bad_alloc&) {
     return -1;
   }

@@ -64,3 +64,6 @@ inline Seen seen_by(const DecodeArguments& a, int64_t sequence, int64_t position
   const int64_t first = a.window && last - a.window > start ? last - a.window : start;
   return {first, last > first ? last : first};
 }
+
+// The whole step. Starts and lengths must lie in the rows. Throws std::bad_alloc.
+void decode(const DecodeArguments& a);

@@ -200,17 +200,15 @@ inline void attend_floats(const Pass& p, Floats& to, const Source& own, const So
   const int64_t start = used_of(a).start, dim = key_dim(a);
   const Part<float> of_head = rows_of_tile(own, a.dtype, first, count, to.own);
   const Part<float> values = {of_head.rows + a.value_start - start, of_head.stride, a.value_width};
-  Part<float> keys[2] = {{of_head.rows + a.key_start - start, of_head.stride, a.key_width}, {}};
+  Part<float> keys[3] = {{of_head.rows + a.key_start - start, of_head.stride, a.key_width}, {}, {}};
   int parts = 1;
   if (a.shared_width) keys[parts++] = rows_of_tile(shared, a.dtype, first, count, to.shared);
   const float* query = p.query;
   if (a.frequencies) {
     turn_queries_back(query, p.queries, p.lanes, dim, a.pairs, to.base.cos, to.base.sin, to.turned);
-    turn_keys(keys, parts, count, to.turns, a.pairs, dim, to.keys);
+    parts = turn_keys(keys, parts, count, to.turns, a.pairs, dim, to.keys);
     to.base.advance(to.turns, a.pairs);
     query = to.turned;
-    keys[0] = {to.keys, dim, dim};
-    parts = 1;
   }
   if (p.lanes) return attend_tile_lanes(p, query, keys, parts, values, first, count, ahead);
   attend_tile(p, query, keys, parts, values, first, count, nullptr, ahead);
@@ -265,7 +263,10 @@ inline void decode_chunk(const DecodeArguments& a, const Chunk& chunk, const Tur
   double* angles = reinterpret_cast<double*>(scratch + at.angles);
   Floats floats = {scratch + at.own, scratch + at.shared, scratch + at.keys, scratch + at.turned,
                    {angles, angles + a.pairs}, turns};
-  if (a.frequencies) floats.base.set(a, a.first_position + chunk.first - (a.starts ? a.starts[chunk.sequence] : 0));
+  if (a.frequencies) {
+    floats.base.set(a, a.first_position + chunk.first - (a.starts ? a.starts[chunk.sequence] : 0));
+    memcpy(floats.turned, query, (lanes ? lanes : queries) * key_dim(a) * sizeof(float));  // what is not turned stays
+  }
 
   for (int64_t first = chunk.first; first < chunk.last; first += tile) {
     const int64_t left = chunk.last - first, count = left < tile ? left : tile;

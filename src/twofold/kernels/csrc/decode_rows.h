@@ -71,37 +71,77 @@ inline void pack_queries(const DecodeArguments& a, int64_t sequence, int64_t gro
 }
 
 // Turn the queries back by the position of a tile's first row: what is left of a key's angle is its offset in the tile.
-// Queries are [M, D], and with lanes [D, lanes].
+// Queries are [M, D], and with lanes [D, lanes]; only their first 2 · pairs dims are written.
 inline void turn_queries_back(const float* query, int64_t queries, int64_t lanes, int64_t dim, int64_t pairs,
                               const double* cos, const double* sin, float* to) {
-  const int64_t along = lanes ? lanes : 1, across = lanes ? 1 : dim;
-  memcpy(to, query, (lanes ? lanes : queries) * dim * sizeof(float));
-  for (int64_t m = 0; m < queries; m++, query += across, to += across) {
-    for (int64_t i = 0; i < pairs; i++) {
-      const double first = query[i * along], second = query[(i + pairs) * along];
-      to[i * along] = static_cast<float>(first * cos[i] + second * sin[i]);
-      to[(i + pairs) * along] = static_cast<float>(second * cos[i] - first * sin[i]);
+  const int64_t along = lanes ? lanes : 1, across = lanes ? 1 : dim, inner = lanes ? lanes : pairs;
+  for (int64_t outer = 0; outer < (lanes ? pairs : queries); outer++) {
+    const float* first = query + outer * (lanes ? along : across);
+    const float* second = first + pairs * along;
+    float *to_first = to + (first - query), *to_second = to_first + pairs * along;
+    if (lanes) {  // side by side lie the queries
+      const double c = cos[outer], s = sin[outer];
+      for (int64_t m = 0; m < inner; m++) {
+        to_first[m] = static_cast<float>(first[m] * c + second[m] * s);
+        to_second[m] = static_cast<float>(second[m] * c - first[m] * s);
+      }
+    } else {  // side by side lie the pairs
+      for (int64_t i = 0; i < inner; i++) {
+        to_first[i] = static_cast<float>(first[i] * cos[i] + second[i] * sin[i]);
+        to_second[i] = static_cast<float>(second[i] * cos[i] - first[i] * sin[i]);
+      }
     }
   }
 }
 
-// Keys of a tile with their first dims turned by the row's offset in the tile, [count, D].
-inline void turn_keys(const Part<float>* parts, int part_count, int64_t count, const Turns& turns, int64_t pairs,
-                      int64_t dim, float* to) {
-  for (int64_t s = 0; s < count; s++) {
-    float* row = to + s * dim;
-    for (int part = 0; part < part_count; part++) {
-      memcpy(row, parts[part].rows + s * parts[part].stride, parts[part].width * sizeof(float));
-      row += parts[part].width;
-    }
-    row = to + s * dim;
-    const float *cos = turns.cos + s * pairs, *sin = turns.sin + s * pairs;
-    for (int64_t i = 0; i < pairs; i++) {
-      const float first = row[i], second = row[i + pairs];
-      row[i] = first * cos[i] - second * sin[i];
-      row[i + pairs] = second * cos[i] + first * sin[i];
-    }
+// Pairs (i, i + pairs) of `from` turned. It may be `to` itself: a pair is read before it is written.
+inline void turn(const float* from, const float* cos, const float* sin, int64_t pairs, float* to) {
+  int64_t i = 0;
+  for (; i + kWidth <= pairs; i += kWidth) {
+    const Vec first = load(from + i), second = load(from + i + pairs), c = load(cos + i), s = load(sin + i);
+    store(to + i, first * c - second * s);
+    store(to + i + pairs, fma(first, s, second * c));
   }
+  for (; i < pairs; i++) {
+    const float first = from[i], second = from[i + pairs];
+    to[i] = first * cos[i] - second * sin[i];
+    to[i + pairs] = second * cos[i] + first * sin[i];
+  }
+}
+
+// Keys of a tile with their first 2 · pairs dims turned by the row's offset in the tile. Where these are registers' worth
+// of the first part, they alone are made, in `to` [count, 2 · pairs], and what is left of that part stays where it is:
+// most of a key, where few dims are rotary. Else the keys are made whole, [count, D]. Returns the number of parts.
+inline int turn_keys(Part<float>* parts, int part_count, int64_t count, const Turns& turns, int64_t pairs, int64_t dim,
+                     float* to) {
+  const int64_t turned = 2 * pairs;
+  const bool alone = turned % 8 == 0 && turned <= parts[0].width;
+  const int64_t width = alone ? turned : dim;
+  for (int64_t s = 0; s < count; s++) {
+    const float* key = parts[0].rows + s * parts[0].stride;
+    float* made = to + s * width;
+    if (!alone) {
+      float* next = made;
+      for (int part = 0; part < part_count; next += parts[part++].width) {
+        memcpy(next, parts[part].rows + s * parts[part].stride, parts[part].width * sizeof(float));
+      }
+      key = made;
+    }
+    turn(key, turns.cos + s * pairs, turns.sin + s * pairs, pairs, made);
+  }
+  if (!alone) {
+    parts[0] = {to, dim, dim};
+    return 1;
+  }
+  const Part<float> rest = {parts[0].rows + turned, parts[0].stride, parts[0].width - turned};
+  if (rest.width == 0) {
+    parts[0] = {to, turned, turned};
+    return part_count;
+  }
+  for (int part = part_count; part > 1; part--) parts[part] = parts[part - 1];
+  parts[0] = {to, turned, turned};
+  parts[1] = rest;
+  return part_count + 1;
 }
 
 struct Angles {

@@ -4,11 +4,12 @@
 #pragma once
 
 #include "decode_chunk.h"
+#include "decoder_step_each.h"
 #include "matvec_dots.h"
 #include "per_token_each.h"
 #include "probes.h"
 
 #define TWOFOLD_KERNELS(table, name)                                                                                  \
   extern const Kernels table;                                                                                         \
-  const Kernels table = {name,         decode_sizes,        decode_chunk, read_numbers, multiply_add,                 \
-                         kProbeFlopsPerRound, matvec_rows,  rms_norm,     turn,         quantise}
+  const Kernels table = {name,        decode_sizes, decode_chunk, read_numbers, multiply_add, kProbeFlopsPerRound,      \
+                         matvec_rows, rms_norm,     turn,         quantise,     step_norm,    gate}

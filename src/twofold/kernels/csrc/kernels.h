@@ -4,6 +4,7 @@
 #include <stddef.h>
 
 #include "decode.h"
+#include "decoder_step.h"
 #include "matvec.h"
 #include "per_token.h"
 
@@ -19,6 +20,8 @@ struct Kernels {
   void (*rms_norm)(const NormTask&);
   void (*turn)(const TurnTask&);
   void (*quantise)(const QuantiseTask&);
+  void (*step_norm)(const StepNorm&, const float* x, int64_t width, float* out);  // of one vector
+  void (*gate)(const float* gates, float* up, int64_t count);                     // up · SiLU(gates), in `up`
 };
 
 // In use: the best by default, or what twofold_use_isa chose.

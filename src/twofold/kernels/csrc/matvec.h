@@ -28,3 +28,21 @@ struct MatvecTask {
   const float* x;  // [tokens, width]
   int64_t x_stride, tokens;
 };
+
+enum Then : int64_t { kNothing = 0, kGelu = 1, kAdd = 2 };  // what happens to a product: GELU, or added to what is in y
+
+// One product of several that share a wake-up of the threads.
+struct Product {
+  MatvecTask task;
+  int64_t rows;
+  const float* scales;  // [rows] or null
+  const void* bias;     // [rows] or null
+  int64_t bias_type;
+  void* y;  // [tokens, rows] of y_type: float32 or bfloat16; kAdd takes float32
+  int64_t y_type, then;
+};
+
+constexpr int64_t kMostProducts = 3;
+
+// At most kMostProducts of them, none without rows, on at most `threads` threads.
+void multiply(const Product* products, int64_t count, int64_t threads);

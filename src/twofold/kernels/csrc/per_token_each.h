@@ -32,8 +32,8 @@ inline void store_some(float* p, Vec a, int64_t count) {
   for (int64_t i = 0; i < count; i++) p[i] = part[i];
 }
 
-template <typename T>
-void norm_vector(const T* x, const T* weight, int64_t width, float epsilon, T* out) {
+template <typename T, typename W>
+void norm_vector(const T* x, const W* weight, int64_t width, float epsilon, T* out) {
   constexpr int chains = 4;
   Vec squares[chains];
   for (Vec& chain : squares) chain = splat(0.0f);
