@@ -67,7 +67,7 @@ def macs(arch: Architecture, tokens: int) -> dict[str, int]:
     """
     _at_least_one("tokens", tokens)
     per_token = (
-        tensors.macs_per_token(arch.variant, arch.layer_sizes(layer), _visible(arch, layer, tokens))
+        tensors.macs_per_token(arch.variant, arch.layer_sizes(layer), visible_tokens(arch, layer, tokens))
         for layer in range(arch.layers)
     )
     parts = {
@@ -76,6 +76,13 @@ def macs(arch: Architecture, tokens: int) -> dict[str, int]:
         "head": tokens * arch.width * arch.vocab,
     }
     return {**parts, "total": sum(parts.values())}
+
+
+def visible_tokens(arch: Architecture, layer: int, tokens: int) -> int:
+    """Tokens that a token's scores are counted for: all, the masked half too, or those of a window or three blocks."""
+    window, block = arch.reaches[layer]
+    visible = window or (3 * block if block else tokens)
+    return min(tokens, visible)
 
 
 def cache_bytes(arch: Architecture, tokens: int, dtype: str, batch: int = 1) -> int:
@@ -181,13 +188,6 @@ def _attention_parameters(arch: Architecture) -> int:
     """Of all layers; a layer that uses another's projections has none."""
     owners = {layer for layer, owner in enumerate(arch.matrix_owners) if owner == layer}
     return sum(tensors.parameters(arch.variant, arch.layer_sizes(layer)) for layer in owners)
-
-
-def _visible(arch: Architecture, layer: int, tokens: int) -> int:
-    """Tokens that a token's scores are counted for: all, the masked half too, or those of a window or three blocks."""
-    window, block = arch.reaches[layer]
-    visible = window or (3 * block if block else tokens)
-    return min(tokens, visible)
 
 
 def _mlp_matrices(arch: Architecture) -> int:

@@ -46,17 +46,26 @@ class Kept:
         """Numbers in one row."""
         return self.layout.numbers(self.heads)
 
+    @property
+    def is_state(self) -> bool:
+        """Of constant size: there is only the newest row."""
+        return self.window == 1
+
+    def rows(self, tokens: int) -> int:
+        """Rows that are kept of one sequence of `tokens`."""
+        made = tokens % self.stride if self.unfinished else tokens // self.stride
+        return made if self.window is None else min(made, self.window)
+
     def bytes(self, tokens: int, dtype: str, batch: int = 1) -> int:
         """Bytes for `batch` sequences of `tokens`."""
         dtype = self.dtype or dtype
         return cache_bytes(
             self.layout,
             self.heads,
-            tokens=tokens % self.stride if self.unfinished else tokens // self.stride,
+            tokens=self.rows(tokens),
             itemsize=item_bytes(dtype),
             batch=batch,
             scale_bytes=scale_bytes(dtype),
-            window=self.window,
         )
 
     @property
@@ -194,4 +203,4 @@ def _with_row(layer: CacheLayer, layout: RowLayout, heads: int) -> CacheLayer:
 
 def _per_token(kept: Kept) -> bool:
     """Rows that come with the tokens, windowed or not: no state and no unfinished stride."""
-    return kept.window != 1 and not kept.unfinished
+    return not kept.is_state and not kept.unfinished

@@ -109,11 +109,10 @@ def plan_published(
             raise ValueError(f"{name} must be at least 1, not {number}")
     weights = None if parameters is None else parameters * item_bytes(dtype)
     room = None if memory is None else memory - (weights or 0)
-    ways = {NEEDED: (cache, False)}
-    if cache.stored_is_known and dtype not in SCALE_BYTES:
-        ways[STORED] = (cache, True)
-    ways |= {name: (changed, False) for name, changed in _what_if(cache, variants).items()}
-    figures = [_figures(name, way, stored, context, batch, dtype, room) for name, (way, stored) in ways.items()]
+    figures = [
+        _figures(name, way, name == STORED, context, batch, dtype, room)
+        for name, way in ways(cache, dtype, variants).items()
+    ]
     return PublishedPlan(
         model_type=cache.model_type,
         layers=len(cache.layers),
@@ -128,6 +127,17 @@ def plan_published(
         notes=(*cache.notes, *_notes(cache, dtype)),
         warnings=tuple(_warnings(cache, context, weights, memory)),
     )
+
+
+def ways(cache: PublishedCache, dtype: str, variants: Sequence[Variant] = ()) -> dict[str, PublishedCache]:
+    """The ways to cache that are planned, by name; of `STORED`, what transformers stores counts.
+
+    Raises ValueError for variants where no layer could take them.
+    """
+    found = {NEEDED: cache}
+    if cache.stored_is_known and dtype not in SCALE_BYTES:
+        found[STORED] = cache
+    return found | _what_if(cache, variants)
 
 
 def _what_if(cache: PublishedCache, variants: Sequence[Variant]) -> dict[str, PublishedCache]:

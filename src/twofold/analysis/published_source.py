@@ -12,12 +12,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twofold.analysis.published import PublishedCache
 from twofold.analysis.published_families import CHECKED, read_layers
 from twofold.analysis.published_fields import HEADS, LAYERS, MOST_LAYERS, WIDTH, Fields, check_counts
 from twofold.analysis.published_reading import Settings
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 _DECIDE = {"layers": LAYERS, "heads": HEADS, "width": WIDTH}
 _TEXT_PARTS = ("text_config", "llm_config")
@@ -89,6 +92,12 @@ def count_parameters(source: str | Path | Mapping[str, Any]) -> int | None:
 
     None where none can be built, and for more layers than can be built in reasonable time.
     """
+    model = without_storage(source)
+    return None if model is None else sum(parameter.numel() for parameter in model.parameters())
+
+
+def without_storage(source: str | Path | Mapping[str, Any]) -> Module | None:
+    """The text model on the meta device, where tensors have shapes and no numbers; None as for `count_parameters`."""
     text = _text_model(configuration(source))
     if isinstance(text, SimpleNamespace) or (Fields(text).count(*LAYERS) or 0) > _MOST_COUNTED:
         return None
@@ -97,10 +106,10 @@ def count_parameters(source: str | Path | Mapping[str, Any]) -> int | None:
 
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(text)
+            model: Module = AutoModelForCausalLM.from_config(text)
     except Exception:  # a model class may need more than its configuration; the count is an extra
         return None
-    return sum(parameter.numel() for parameter in model.parameters())
+    return model
 
 
 def _written(source: str | Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,12 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from twofold.analysis import costs
+from twofold.analysis.device_plan import Use, on_device
 from twofold.cli.output import print_json, show, table
-from twofold.cli.plan_published import plan_config
+from twofold.cli.plan_devices import asked_devices, by_name, device_tables
+from twofold.cli.plan_published import show_existing
 from twofold.cli.quantities import mib, parse_bytes
 from twofold.models.architecture import BLOCKS, ROTARY, Architecture
 from twofold.models.presets import PRESETS, architecture
 from twofold.variants.layout import ITEM_BYTES
+from twofold.variants.notation import parse
 
 EXAMPLES = """[bold]Examples[/bold]
   twofold plan --preset 300M --variant "K=V GQA-4" --context 32768
@@ -23,11 +27,13 @@ EXAMPLES = """[bold]Examples[/bold]
   twofold plan --layers 12 --width 768 --heads 12 --mlp 3072 --json
   twofold plan --rotary full --variant K=V --window 1024 --layer-pattern SSSL --context 32768
   twofold plan --config meta-llama/Meta-Llama-3-8B --context 32768
-  twofold plan --config path/to/config.json --variant "K=V MQA" --memory 24GiB"""
+  twofold plan --config path/to/config.json --variant "K=V MQA" --memory 24GiB
+  twofold plan --preset 1.2B --variant QKV --variant MQA --context 32768 --batch 32 --device H100 --price 2.50"""
 
 DEFAULT_PRESET = "300M"
 
 _SIZES = "Sizes (default: the preset's)"
+_DEVICES = "On a device"
 
 
 def plan(
@@ -59,6 +65,28 @@ def plan(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON: an object, or a list where several variants are given.")
     ] = False,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Seconds, tokens per second and what fits, at best; such as H100; again for more.",
+            show_default=False,
+            rich_help_panel=_DEVICES,
+        ),
+    ] = None,
+    devices: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML file of further devices (docs/advise.md).", show_default=False, rich_help_panel=_DEVICES
+        ),
+    ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(help="Of the device per hour, in any currency.", show_default=False, rich_help_panel=_DEVICES),
+    ] = None,
+    efficiency: Annotated[
+        float | None,
+        typer.Option(help="Share of the device's roof that is reached.", show_default="1", rich_help_panel=_DEVICES),
+    ] = None,
     layers: Annotated[int | None, typer.Option(rich_help_panel=_SIZES)] = None,
     width: Annotated[int | None, typer.Option(help="Of the residual stream.", rich_help_panel=_SIZES)] = None,
     heads: Annotated[int | None, typer.Option(help="Query heads.", rich_help_panel=_SIZES)] = None,
@@ -107,31 +135,45 @@ def plan(
         "tied": tied,
     }
     available = None if memory is None else parse_bytes(memory)
+    named = asked_devices(device, devices, price=price, efficiency=efficiency)
     if config is not None:
         _refuse_sizes({"preset": preset, "tokens": tokens, **sizes})
-        plan_config(
+        from twofold.analysis.existing import plan_existing
+
+        existing = plan_existing(
             config,
-            variants=variant or [],
+            variants=[parse(notation) for notation in variant or []],
             context=context,
-            dtype=dtype,
             batch=batch,
+            dtype=dtype,
             memory=available,
-            as_json=as_json,
+            devices=named,
+            efficiency=1.0 if efficiency is None else efficiency,
+            price_per_hour=price,
         )
+        if as_json:
+            print_json(existing.as_dict())
+        else:
+            show_existing(existing)
         return
     models = [architecture(preset or DEFAULT_PRESET, variant=notation, **sizes) for notation in variant or ["QKV"]]
     plans = [
         costs.plan(model, context=context, tokens=tokens, dtype=dtype, batch=batch, memory=available)
         for model in models
     ]
+    use = Use(plans[0].context, batch, dtype, 1.0 if efficiency is None else efficiency, price)
+    on_devices = [on_device(model, one, use) for one in named for model in models]
     if as_json:
-        print_json(plans[0].as_dict() if len(plans) == 1 else [one.as_dict() for one in plans])
+        printed = [
+            one.as_dict() | ({"devices": by_name(on_devices, one.variant)} if on_devices else {}) for one in plans
+        ]
+        print_json(printed[0] if len(plans) == 1 else printed)
         return
     notes = ["Counted are weights and caches; activations and the framework need room as well."] if memory else []
     notes += ["Exact numbers: one variant alone, or --json."] if len(plans) > 1 else []
     warnings = [Text(line, style="yellow") for line in _warnings(plans)]
     shown = _single(plans[0]) if len(plans) == 1 else _comparison(plans)
-    show(_heading(models, dtype), "", shown, "", *notes, *warnings)
+    show(_heading(models, dtype), "", shown, *device_tables(on_devices), "", *notes, *warnings)
 
 
 def _refuse_sizes(sizes: dict[str, object]) -> None:

@@ -2,46 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
-from twofold.analysis.published_plan import LayerKind, PublishedPlan, Row, plan_published
-from twofold.cli.output import print_json, show, table
+from twofold.analysis.published_plan import LayerKind, PublishedPlan, Row
+from twofold.cli.output import show, table
+from twofold.cli.plan_devices import device_tables
 from twofold.cli.quantities import mib, percent
-from twofold.variants import notation
+
+if TYPE_CHECKING:
+    from twofold.analysis.existing import ExistingPlan
 
 
-def plan_config(
-    config: str,
-    *,
-    variants: Sequence[str],
-    context: int | None,
-    dtype: str,
-    batch: int,
-    memory: int | None,
-    as_json: bool,
-) -> None:
-    """Print what the model of a configuration caches: a path of a config.json or its folder, or a name on the hub."""
-    what_ifs = [notation.parse(text) for text in variants]
-    from twofold.analysis.published_source import count_parameters, read
-
-    plan = plan_published(
-        read(config),
-        context=context,
-        batch=batch,
-        dtype=dtype,
-        variants=what_ifs,
-        memory=memory,
-        parameters=count_parameters(config),
-    )
-    if as_json:
-        print_json(plan.as_dict())
-        return
+def show_existing(found: ExistingPlan, *before: str) -> None:
+    """Print what a published model caches, after the lines `before`."""
+    plan = found.plan
     notes = [f"{kind.kind}: {line}" for kind in plan.kinds for line in _at_own_widths(kind)]
     warnings = [Text(f"warning: {line}", style="yellow") for line in plan.warnings]
-    show(_heading(plan), "", _layers(plan), "", _figures(plan), "", *notes, *plan.notes, *warnings)
+    shown = (_heading(plan), "", _layers(plan), "", _figures(plan), *device_tables(found.on_devices), "")
+    show(*before, *shown, *notes, *plan.notes, *warnings)
 
 
 def _heading(plan: PublishedPlan) -> str:

@@ -76,7 +76,7 @@ def advise(results: Results, budget: Budget) -> Advice:
 
 def _best(results: Results, budget: Budget, fitting: Sequence[VariantSummary]) -> Advice:
     leader = min(fitting, key=lambda entry: entry.bits_per_byte.mean)
-    against = {e.label: _comparison(results, e.label, leader.label) for e in fitting if e is not leader}
+    against = {e.label: results.comparison(e.label, leader.label) for e in fitting if e is not leader}
     rivals = [label for label, comparison in against.items() if not comparison.separable]
     fits = f"within {budget.cache:,.0f} bytes per token: {_listed([entry.label for entry in fitting])}"
     best = f"{leader.label} is the best of them: {leader.bits_per_byte.mean:.4f} bits per byte"
@@ -120,7 +120,7 @@ def _judge(results: Results, budget: Budget, entry: VariantSummary) -> tuple[Ver
     """Whether a variant's interval meets what is asked of quality, with the numbers in words."""
     verdicts, reasons = [], []
     if budget.quality is not None:
-        verdicts.append(_against(budget.quality, entry.bits_per_byte.mean, entry.bits_interval))
+        verdicts.append(verdict_on(budget.quality, entry.bits_per_byte.mean, entry.bits_interval))
         shown = _interval_words(entry.bits_interval, "")
         reasons.append(
             f"{entry.label}: {entry.bits_per_byte.mean:.4f} bits per byte ({shown}) "
@@ -130,7 +130,7 @@ def _judge(results: Results, budget: Budget, entry: VariantSummary) -> tuple[Ver
         level = _baseline(results).bits_per_byte.mean
         found = entry.difference_to_baseline
         allowed = budget.within / 100 * level
-        verdicts.append("meets" if found is None else _against(allowed, found.difference, found.interval))
+        verdicts.append("meets" if found is None else verdict_on(allowed, found.difference, found.interval))
         if found is None:
             reasons.append(f"{entry.label} is the baseline")
         else:
@@ -145,7 +145,8 @@ def _judge(results: Results, budget: Budget, entry: VariantSummary) -> tuple[Ver
 _VERBS = {"meets": "is within", "misses": "is beyond", "open": "may or may not be within"}
 
 
-def _against(limit: float, value: float, interval: tuple[float, float] | None) -> Verdict:
+def verdict_on(limit: float, value: float, interval: tuple[float, float] | None) -> Verdict:
+    """Whether a value is within a limit, for certain only by its whole interval; `open` without one."""
     if interval is None:
         return "open"
     if interval[1] <= limit and value <= limit:
@@ -209,12 +210,6 @@ def _seeds(results: Results, evidence: Sequence[Comparison], labels: Iterable[st
     elif not evidence and any(entry.bits_interval is None for entry in named):
         helps.append(f"at least {MINIMUM_DOCUMENTS} held-out documents, or, for older results, `twofold study report`")
     return tuple(helps)
-
-
-def _comparison(results: Results, a: str, b: str) -> Comparison:
-    """Bits per byte of `a` minus `b`, whichever way round the results have it."""
-    found = next(one for one in results.comparisons if {one.a, one.b} == {a, b})
-    return found if found.a == a else found.reversed()
 
 
 def _baseline(results: Results) -> VariantSummary:

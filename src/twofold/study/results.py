@@ -77,6 +77,11 @@ class Results(Part):
         first = {run.label: run for run in reversed(self.runs) if _is_bounded(run.configuration.get("sizes", {}))}
         return tuple(first[entry.label] for entry in self.summary if entry.label in first)
 
+    def comparison(self, a: str, b: str) -> Comparison:
+        """Bits per byte of the variant labelled `a` minus those of `b`, whichever way round it is kept."""
+        found = next(one for one in self.comparisons if {one.a, one.b} == {a, b})
+        return found if found.a == a else found.reversed()
+
     @property
     def total(self) -> int:
         """Runs that are finished or still to be made: those reported, those that the sweep tried, those missing."""
