@@ -21,6 +21,7 @@ ORDER = (
     "evaluation",
     "training",
     "analysis",
+    "folding",
     "explain",
     "study",
     "trials",

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Measure against alternatives in the same run: attention, generation, memory, training, prefill.",
+    help="Measure against alternatives in the same run: attention, generation, memory, training, prefill, folding.",
 )
 
-REPEATS = {"attention": 15, "generate": 7, "memory": 1, "train": 7, "prefill": 7}
+REPEATS = {"attention": 15, "generate": 7, "memory": 1, "train": 7, "prefill": 7, "fold": 9}
 QUICK_REPEATS = 3
 
 
@@ -154,6 +154,24 @@ def prefill(
     from twofold.bench.prefill import measure
 
     _run("prefill", measure, _effort("prefill", quick, repeats), context.obj, (as_json, out, image))
+
+
+@app.command("fold", epilog=_examples("fold --quick", "fold --out fold.json"))
+def fold(
+    context: typer.Context,
+    quick: Quick = False,
+    repeats: Repeats = None,
+    as_json: AsJson = False,
+    out: Out = None,
+    image: Image = None,
+) -> None:
+    """A decode step of a few layers of DeepSeek-V2-Lite, Gemma 4 31B, GPT-2 and OPT-1.3B, folded and as they are.
+
+    Random weights, dynamic caches filled with random numbers.
+    """
+    from twofold.bench.fold import measure
+
+    _run("fold", measure, _effort("fold", quick, repeats), context.obj, (as_json, out, image))
 
 
 @app.command("show", epilog=_examples("show attention.json", "show attention.json --markdown"))
