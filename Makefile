@@ -18,9 +18,9 @@ check: $(INSTALLED)
 test: check
 	$(BIN)/pytest -m "not system" -n auto --maxprocesses 4
 
-# Adds what needs system packages, Chromium or Chrome for the report's page and its image, and what is large: Triton.
+# Adds what needs system packages, Chromium or Chrome for pages and images, and what is large: Triton.
 test-all: test
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,images,triton]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,images,triton,browser]'
 	$(BIN)/pytest -m system
 
 format: $(INSTALLED)

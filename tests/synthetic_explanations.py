@@ -1,6 +1,6 @@
 """Made-up records of `twofold explain`, with every kind of number that a page shows."""
 
-from twofold.explain.record import AttentionMap, Cost, Explanation, LayerMeasures, TextRead
+from twofold.explain.record import AttentionMap, Correlation, Cost, Explanation, LayerMeasures, Sharing, TextRead
 
 LAYERS, HEADS, TOKENS = (0, 2, 3), 5, 7
 
@@ -18,9 +18,17 @@ def layer_measures(layer, name=""):
             "r2_v_from_k": None if layer == 2 else share,
             **({name: 0.5} if name else {}),
         },
-        rank={"k": 13.0, "k_most": 17.0, "k_random": 15.0, "joint_kv_dims": (0, 1, 17), "joint_kv_energy": (0, 0.6, 1)},
-        circuits={"qk_symmetric": 0.5},
-        attention={"entropy": 1.25},
+        rank={"k": 13.0, "k_most": 17.0, "k_random": 15.0, "joint_kv_dims": (0, 1, 17), "joint_kv_energy": (0, 0.6, 1)}
+        | {"k_spectrum": (1, share, 0.1), "k_dims": (1, 5, 17), "maps": 3.0, "k_activations": 9.0},
+        circuits={
+            "qk_symmetric": 0.5,
+            "probe_token_k": share,
+            "probe_token_k_random": 0.4,
+            "probe_token_chance": 0.2,
+            "probe_classes": 11.0,
+        },
+        attention={"entropy": 1.25, "before": share, "before_chance": 0.5, "before_without_terms": 0.4},
+        sharing={"joint_predicted": share, "joint_loss": None if layer == 2 else share / 3, "dims": 40.0},
         heads={
             "similarity.overlap_kv": tuple(share / (head + 1) for head in range(HEADS)),
             "similarity.overlap_kv_random": (0.1,) * HEADS,
@@ -50,6 +58,17 @@ def synthetic_explanation(model="runs/made-up", text="", measure=""):
             dtype="bfloat16",
             cache_bytes_per_token={f"QKV{text}": 928},
             cache_bytes={f"QKV{text}": 93_728},
+        ),
+        sharing=Sharing(
+            baseline_loss=2.5,
+            fitted_tokens=13,
+            scored_tokens=17,
+            correlations=(
+                Correlation(method="joint", predictor="joint_predicted", layers=3, spearman=-0.25, low=-0.75, high=0.5),
+                Correlation(
+                    method="value_from_key", predictor=f"1{text}", layers=3, spearman=None, low=None, high=None
+                ),
+            ),
         ),
         notes=(f"made up{text}",),
         command=f"twofold explain made-up{text}",

@@ -9,7 +9,7 @@ import pytest
 from command_line import run
 
 ROOT = Path(__file__).parent.parent
-BLOCK = re.compile(r"<!-- twofold (study show .*?) -->\n(.*?)<!-- end -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- twofold (\S.*?) -->\n(.*?)<!-- end -->", re.DOTALL)
 
 
 def pages():
@@ -21,6 +21,12 @@ def test_tables_are_made_from_committed_records(page, capsys):
     for command, table in BLOCK.findall(page.read_text()):
         made = run(capsys, *[word.replace("docs/", f"{ROOT}/docs/") for word in shlex.split(command)])
         assert table.strip() == made.out.strip(), command
+
+
+def test_every_marker_has_its_end():
+    for page in pages():
+        text = page.read_text()
+        assert text.count("<!-- twofold ") == len(BLOCK.findall(text)) == text.count("<!-- end -->"), page.name
 
 
 def test_every_committed_record_is_shown_somewhere():

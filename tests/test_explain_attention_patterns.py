@@ -205,3 +205,59 @@ def test_an_encoder_looks_both_ways_and_a_recurrence_nowhere():
     (found, *_) = run(small_model("QKV linear", rotary="none"), random_ids(3, 10))
     assert attention_patterns(found) == {}
     assert repetition_scores(found, 5) == {}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_direction_is_the_weight_on_either_side_and_symmetry_that_of_the_maps(causal):
+    drawn = torch.rand(2, 3, T, T, dtype=torch.float64)
+    maps = drawn.tril() if causal else drawn
+    maps = maps / maps.sum(-1, keepdim=True)
+    measured = attention_patterns(of_maps(maps, causal))
+    first = 1 if causal else 0  # a first position that sees itself alone has no choice
+    for head in range(3):
+        sides, shares = {"before": 0.0, "own": 0.0, "after": 0.0}, 0.0
+        for text in maps[:, head].tolist():
+            for t in range(first, T):
+                for s, weight in enumerate(text[t]):
+                    sides["before" if s < t else "own" if s == t else "after"] += weight / (2 * (T - first))
+            both = sum((text[t][s] + text[s][t]) ** 2 for t in range(T) for s in range(T))
+            shares += both / (4 * sum(weight**2 for row in text for weight in row)) / 2
+        for name, value in sides.items():
+            assert measured[f"{name}_heads"][head] == pytest.approx(value, rel=1e-9, abs=1e-15)
+        assert measured["maps_symmetric_share_heads"][head] == pytest.approx(shares, rel=1e-9)
+    assert sum(measured[name] for name in ("before", "own", "after")) == pytest.approx(1)
+    assert sum(measured[f"{name}_chance"] for name in ("before", "own", "after")) == pytest.approx(1)
+    assert (measured["after"] == 0) == (measured["after_chance"] == 0) == causal
+
+
+def test_known_directions():
+    even = torch.full((1, 1, T, T), 1 / T, dtype=torch.float64)
+    measured = attention_patterns(of_maps(even, causal=False))
+    assert measured["maps_symmetric_share"] == measured["maps_symmetric_share_chance"] == pytest.approx(1)
+    assert measured["before"] == pytest.approx(measured["after"])
+    ahead = torch.eye(T, dtype=torch.float64).roll(1, 1)[None, None]  # each looks at the next, the last at the first
+    measured = attention_patterns(of_maps(ahead, causal=False))
+    assert measured["after"] == pytest.approx((T - 1) / T)
+    assert measured["maps_symmetric_share"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("variant", ["Q=K +", "Q=K +key-bias", "K=V +relative"])
+def test_what_a_term_changes_is_seen_beside_the_weights_of_q_and_k_alone(variant):
+    ids = torch.randint(29, (3, 11))
+    for found in run(encoder_of("tokens", "positions", variant), ids):
+        measured = attention_patterns(found)
+        query, key = found.scored.q_BHTD, found.scored.k_BGTD
+        alone = (query @ key.mT * found.scored.scale).softmax(-1)
+        for name in ("own", "before", "after"):
+            side = {"own": torch.eye(11), "before": torch.ones(11, 11).tril(-1), "after": torch.ones(11, 11).triu(1)}
+            expected = (alone * side[name]).sum(-1).mean((0, 2)).tolist()
+            assert measured[f"{name}_without_terms_heads"] == pytest.approx(expected, rel=1e-9)
+            assert measured[f"{name}_without_terms"] != pytest.approx(measured[name], abs=1e-6)
+        crossed = (alone * alone.mT).sum((-1, -2)) / alone.square().sum((-1, -2))
+        assert measured["maps_symmetric_share_without_terms"] == pytest.approx(float((0.5 + crossed / 2).mean()))
+
+
+@pytest.mark.parametrize("variant", ["Q=K", "Q=K +temperature"])
+def test_without_a_bias_there_is_nothing_beside(variant):
+    (found, *_) = run(encoder_of("tokens", "positions", variant), torch.randint(29, (3, 11)))
+    assert not [name for name in attention_patterns(found) if "without" in name]

@@ -9,6 +9,7 @@ from explained_layers import EVERY, head_of, layers_of, orthogonal, random_layer
 from twofold.explain.similarity import (
     cosine,
     procrustes_residual,
+    random_cosine,
     random_similarity,
     row_space_overlap,
     weight_similarity,
@@ -119,6 +120,32 @@ def test_rows_that_repeat_one_another_count_once():
     assert float(row_space_overlap(a, b)) == pytest.approx(1, abs=1e-6)
     zeros = torch.zeros(4, 31)
     assert [float(m(zeros, b)) for m in (cosine, row_space_overlap, procrustes_residual)] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("entries", [2, 3, 35, 1001])
+def test_the_random_cosine_is_the_mean_of_draws(entries):
+    """Against one fixed matrix, which may be anything; and in closed form where the integral is known: 2/π and 1/2."""
+    generator = torch.Generator().manual_seed(entries)
+    drawn = torch.randn(20_000, 1, entries, generator=generator, dtype=torch.float64)
+    fixed = torch.zeros(1, entries, dtype=torch.float64)
+    fixed[0, 0] = 3
+    for other in (fixed, torch.ones_like(fixed)):
+        assert random_cosine(entries) == pytest.approx(float(cosine(drawn, other).abs().mean()), rel=0.02)
+    assert random_cosine(2) == pytest.approx(2 / torch.pi)
+    assert random_cosine(3) == pytest.approx(1 / 2)
+    assert random_cosine(10**9) == pytest.approx((2 / torch.pi / 10**9) ** 0.5, rel=1e-6)
+
+
+def test_random_cosines_of_layers_with_repeated_heads_are_the_same():
+    """A query layer [6, 5, 31] against keys of 2 heads, each for three query heads, in 2,000 drawn layers."""
+    generator = torch.Generator().manual_seed(1)
+    sizes = []
+    for _ in range(2000):
+        queries = torch.randn(6, 5, 31, generator=generator, dtype=torch.float64)
+        keys = torch.randn(2, 5, 31, generator=generator, dtype=torch.float64).repeat_interleave(3, dim=0)
+        sizes.append(float(cosine(queries.flatten(0, 1), keys.flatten(0, 1)).abs()))
+    assert random_similarity((6, 5, 31), (2, 5, 31), 0)["cosine"] == pytest.approx(sum(sizes) / len(sizes), rel=0.06)
+    assert random_similarity((6, 5, 31), (2, 5, 31), 0)["cosine"] == random_cosine(6 * 5 * 31)
 
 
 def test_random_baselines_have_the_expectations_that_mathematics_gives():

@@ -5,12 +5,15 @@ import re
 
 import pytest
 
+from browser import DESK, check_fits, chromium
 from pages import ATTACK, MARK, Reader, check_loads_nothing
 from synthetic_explanations import HEADS, LAYERS, TOKENS, synthetic_explanation
 from test_report_browser import FRAME, MEASURE, PHONE, opened
+from twofold.report.explain_families import FAMILIES
 from twofold.report.explain_figures import depth_figure, families, heads_figure, spectra_figure
 from twofold.report.explain_page import render_explanations, write_explanations
-from twofold.report.explain_words import FAMILIES, line_name, words_of
+from twofold.report.explain_sharing import sharing_figure
+from twofold.report.explain_words import line_name, words_of
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +50,7 @@ def test_page_loads_nothing_and_is_made_for_phones_and_both_colour_schemes(page)
 def test_every_figure_has_its_data_and_a_caption(page):
     figures = ids(page, "figure")
     assert figures == ids(page, "data") == ids(page, "caption")
-    assert {name.split("-")[0] for name in figures} == {"similarity", "rank", "circuits", "attention"}
+    assert {name.split("-")[0] for name in figures} == {"similarity", "rank", "circuits", "attention", "sharing"}
     assert not any("random" in text for text in re.findall("<h3>(.*?)</h3>", page))
 
 
@@ -90,6 +93,17 @@ def test_figures_hold_the_records_numbers():
     spectrum = spectra_figure(one, "rank", "joint_kv_energy").data[0]
     assert (list(spectrum.x), list(spectrum.y)) == ([0, 1, 17], [0, 0.6, 1])
     assert not heads_figure(one, "absent").data
+    spectrum = spectra_figure(one, "rank", "k_spectrum").data[1]
+    assert (list(spectrum.x), list(spectrum.y)) == ([1, 5, 17], [1, 3 / 7, 0.1])
+    (points,) = sharing_figure(one).data  # of one layer no loss is known, and of the other way none
+    assert (list(points.x), list(points.y)) == ([1 / 7, 4 / 7], [1 / 21, 4 / 21])
+    assert list(points.customdata) == [0, 3]
+
+
+def test_what_was_foretold_of_sharing_is_told_with_its_correlation_also_where_it_is_small(page):
+    text = " ".join("".join(Reader(page).texts).split())
+    assert "one matrix for both by joint_predicted: −0.25 [−0.75, 0.50]" in text
+    assert "values from keys by 1: none of 3 layers" in text
 
 
 def test_baselines_belong_to_their_family_and_unknown_measures_have_one_of_their_own():
@@ -97,7 +111,11 @@ def test_baselines_belong_to_their_family_and_unknown_measures_have_one_of_their
     assert words_of("rank", "k_stable") != words_of("rank", "k")
     assert line_name("similarity", "r2_v_from_k") == "V from K"
     assert words_of("scale", "new_thing").title == "new thing"
-    assert [words.title for words in families([synthetic_explanation()], "attention")] == ["Entropy of the attention"]
+    found = [words.title for words in families([synthetic_explanation()], "attention")]
+    assert found == ["Entropy of the attention", "Which way heads look"]
+    assert line_name("circuits", "probe_token_k_random") == "K, random"
+    assert line_name("circuits", "probe_token_chance") == "chance"
+    assert words_of("circuits", "probe_previous_chance") == words_of("circuits", "probe_previous_v")
     assert all(words.reading.endswith(".") for known in FAMILIES.values() for words in known)
 
 
@@ -118,3 +136,36 @@ def test_page_draws_itself_silently_and_is_no_wider_than_a_phone(tmp_path, count
     width, drawings = re.search(r'data-measured="(\d+) (\d+)"', document).groups()
     assert int(width) == PHONE
     assert int(drawings) >= len(ids(page, "figure"))
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("width", [DESK, PHONE])
+def test_attention_over_tokens_is_shown_by_pointer_touch_and_keyboard(tmp_path, width):
+    path = write_explanations([synthetic_explanation()], tmp_path)
+    with chromium() as opening, opening(path, width) as page:
+        check_fits(page)
+        said, pieces = page.locator(".said"), page.locator(".pieces span")
+        assert pieces.count() == TOKENS
+        if width == PHONE:
+            pieces.nth(2).tap()
+        else:
+            pieces.nth(2).hover()
+        assert said.inner_text().startswith("token 2 ")
+        page.locator(".pieces").focus()
+        for key, place in (
+            ("ArrowRight", 3),
+            ("ArrowLeft", 2),
+            ("End", TOKENS - 1),
+            ("ArrowRight", TOKENS - 1),
+            ("Home", 0),
+        ):
+            page.keyboard.press(key)
+            assert said.inner_text().startswith(f"token {place} ")
+            assert page.locator(".pieces span.query").count() == 1
+        page.locator(".thumbnails button").nth(HEADS + 1).focus()
+        page.keyboard.press("Enter")
+        assert page.locator("select.layer").input_value() == str(LAYERS[1])
+        assert page.locator("select.head").input_value() == "1"
+        page.locator("select.head").select_option("3")
+        pressed = page.locator('.thumbnails button[aria-pressed="true"]')
+        assert pressed.get_attribute("title") == f"layer {LAYERS[1]} head 3"

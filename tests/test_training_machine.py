@@ -250,7 +250,8 @@ def test_studies_compare_what_moves_results_and_not_how_a_machine_does_it(texts)
     def comparable(**training):
         return checked(content(texts, training={"batch": BATCH, **training})).comparable()
 
-    changed = {"gradient_checkpointing": True, "compile": True, "fsdp": True, "report_to": ["tensorboard"]}
+    switches = dict.fromkeys(("gradient_checkpointing", "compile", "fsdp"), True)
+    changed = {**switches, "report_to": ["tensorboard"], "gradients_every": 3}
     assert set(changed) == set(MACHINE_FIELDS)
     assert comparable(**changed) == comparable()
     assert comparable(precision="bfloat16") != comparable()

@@ -4,38 +4,43 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from twofold.cli.explain_tables import heading, layer_table, remarks
+from twofold.cli.explain_tables import heading, remarks, tables
+from twofold.cli.grids import drawn, markdown
 from twofold.cli.output import print_json, show
 
 if TYPE_CHECKING:
-    from twofold.explain.reading import Text
+    from twofold.explain.reading import Given, Text
     from twofold.explain.record import Explanation
 
 EXAMPLES = """[bold]Examples[/bold]
   twofold explain runs/demo/runs/QKV_seed0
   twofold explain runs/demo/runs/QKV_seed0 --text story.txt --out explained
   twofold explain SmolLM2-135M.gguf --text story.txt --tokens 512 --layers 0,3-5
-  twofold explain runs/demo/runs/QKV_seed0 runs/demo/runs/K=V_seed0 --out compared"""
+  twofold explain runs/demo/runs/QKV_seed0 runs/demo/runs/K=V_seed0 --out compared
+  twofold explain runs/synthetic/runs/QKV_seed0 --task own --out explained
+  twofold explain --show compared/explain.json --markdown"""
 
-TOKENS = 512
+TOKENS = CONTEXT = 512
 MOST_MODELS = 2
 
 
 def explain(
     context: typer.Context,
     models: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             help="A run or model folder, any folder or GGUF file that transformers opens, or a name on the Hugging "
             "Face hub; two are put side by side.",
             metavar="MODEL [MODEL]",
+            show_default=False,
         ),
-    ],
+    ] = None,
     text: Annotated[
         Path | None,
         typer.Option(
@@ -43,8 +48,24 @@ def explain(
             show_default="weights alone",
         ),
     ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="Examples to read instead of a text: `own`, of the task that a run was trained on, or a task's name, "
+            "such as reverse.",
+            show_default=False,
+        ),
+    ] = None,
     tokens: Annotated[
         int | None, typer.Option(help="Tokens of the text, from its beginning.", show_default=f"{TOKENS}")
+    ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(
+            "--context",
+            help="Tokens of a window, at most: those that the model was trained on.",
+            show_default=f"{CONTEXT}",
+        ),
     ] = None,
     layers: Annotated[str | None, typer.Option(help="Layers from 0, such as 0,3-5.", show_default="all")] = None,
     patterns: Annotated[
@@ -55,25 +76,48 @@ def explain(
             show_default="with --text",
         ),
     ] = None,
+    sharing: Annotated[
+        bool,
+        typer.Option(
+            "--sharing",
+            help="Measure what sharing keys and values costs, in one layer at a time: two passes over half of the text "
+            "for each layer.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of the random baselines.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder for explain.json and explain.html.", show_default=False, file_okay=False)
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option("--show", help="Measure nothing, and print the tables of an explain.json.", show_default=False),
+    ] = None,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print explain.json without its attention maps: an object, or a list of two.")
     ] = False,
 ) -> None:
     """How alike a model's projections are, their rank, circuits and cost, layer by layer, beside random baselines.
 
-    Without --text only weights are read. With --out everything is drawn on one page.
+    Without --text or --task only weights are read. With --out everything is drawn on one page.
     """
+    if record is not None:
+        if models:
+            raise ValueError(f"--show prints what {record} holds: leave {models[0]} out, or measure it without --show")
+        from twofold.explain.record import read_explanations
+
+        _print(read_explanations(record), as_markdown, as_json)
+        return
+    if not models:
+        raise ValueError("give a model to explain, or a record with --show")
     if len(models) > MOST_MODELS:
         raise ValueError(f"explain takes one model or two to compare, and {len(models)} are given")
     chosen = None if layers is None else parse_layers(layers)
-    given = _text(text, tokens)
+    if task is not None and (text is not None or window is not None):
+        raise ValueError("--task reads examples as they are: leave --text and --context out")
+    given = None if task else _text(text, tokens, window)
     from twofold.cli.progress import quiet_libraries, reading
     from twofold.explain.explain import explain as measure
-    from twofold.explain.record import as_json as recorded
 
     quiet_libraries()
     found: list[Explanation] = []
@@ -82,20 +126,30 @@ def explain(
             found.append(
                 measure(
                     model,
-                    text=given,
+                    text=_examples(model, task, tokens) if task else given,
                     layers=chosen,
                     patterns=given is not None if patterns is None else patterns,
+                    sharing=sharing,
                     seed=seed,
                     command=shlex.join(["twofold", *context.obj]),
                     progress=progress,
                 )
             )
     written = [] if out is None else _write(found, out)
+    _print(found, as_markdown, as_json, written)
+
+
+def _print(found: list[Explanation], as_markdown: bool, as_json: bool, written: Sequence[Path] = ()) -> None:
     if as_json:
+        from twofold.explain.record import as_json as recorded
+
         told = [recorded(one, maps=False) for one in found]
         print_json(told[0] if len(told) == 1 else told)
-        return
-    show(*heading(found), "", layer_table(found), "", *remarks(found), *map(str, written))
+    elif as_markdown:
+        typer.echo("\n\n".join(map(markdown, tables(found))))
+    else:
+        below = [line for grid in tables(found) for line in (drawn(grid), "")]
+        show(*heading(found), "", *below, *remarks(found), *map(str, written))
 
 
 def parse_layers(text: str) -> tuple[int, ...]:
@@ -110,19 +164,28 @@ def parse_layers(text: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _text(path: Path | None, tokens: int | None) -> Text | None:
+def _text(path: Path | None, tokens: int | None, window: int | None) -> Text | None:
+    counts = {"--tokens": TOKENS if tokens is None else tokens, "--context": CONTEXT if window is None else window}
     if path is None:
-        if tokens is not None:
-            raise ValueError("--tokens counts the tokens of a text: give one with --text, or leave --tokens out")
+        if given := [name for name, count in zip(counts, (tokens, window), strict=True) if count is not None]:
+            raise ValueError(f"{given[0]} counts the tokens of a text: give one with --text, or leave {given[0]} out")
         return None
-    if tokens is not None and tokens < 2:
-        raise ValueError(f"--tokens must be at least 2, not {tokens}: a token has no other to look at alone")
+    for name, count in counts.items():
+        if count < 2:
+            raise ValueError(f"{name} must be at least 2, not {count}: a token has no other to look at alone")
     if not path.is_file():
         raise ValueError(f"{path} is not a file: --text takes one file of text")
     content = path.read_bytes()
     from twofold.explain.reading import Text
 
-    return Text(path.name, content, TOKENS if tokens is None else tokens)
+    return Text(path.name, content, *counts.values())
+
+
+def _examples(model: str, task: str, tokens: int | None) -> Given:
+    """Examples of a task for this model; of `own`, of the task in its run's record."""
+    from twofold.trials.reading import given, task_text
+
+    return given(task_text(model, TOKENS if tokens is None else tokens, None if task == "own" else task))
 
 
 def _write(found: list[Explanation], out: Path) -> list[Path]:

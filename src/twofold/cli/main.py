@@ -14,7 +14,21 @@ from typing import Annotated
 
 import typer
 
-from twofold.cli import bench, doctor, evaluate, explain, generate, plan, serve, study, train, variants
+from twofold.cli import (
+    advise,
+    bench,
+    doctor,
+    evaluate,
+    explain,
+    fold,
+    generate,
+    lab,
+    plan,
+    serve,
+    study,
+    train,
+    variants,
+)
 from twofold.version import __version__
 
 app = typer.Typer(
@@ -26,9 +40,12 @@ app = typer.Typer(
 )
 app.command("variants", epilog=variants.EXAMPLES)(variants.variants)
 app.command("plan", epilog=plan.EXAMPLES)(plan.plan)
+app.command("advise", epilog=advise.EXAMPLES)(advise.advise)
 app.command("train", epilog=train.EXAMPLES)(train.train)
 app.command("evaluate", epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
+app.command("fold", epilog=fold.EXAMPLES)(fold.fold)
+app.command("lab", epilog=lab.EXAMPLES)(lab.lab)
 app.command("generate", epilog=generate.EXAMPLES)(generate.generate)
 app.command("serve", epilog=serve.EXAMPLES)(serve.serve)
 app.add_typer(study.app, name="study")

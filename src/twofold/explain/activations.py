@@ -91,13 +91,13 @@ def run(
     handed out. `progress` is called with (layers done, layers in all). Raises ValueError for another model type, for
     layers and tokens that it does not have, and for texts of one token or past its positions.
     """
-    modules = _attention_layers(model)
+    modules = attention_layers(model)
     chosen = range(len(modules)) if layers is None else layers
     absent = [layer for layer in chosen if not 0 <= layer < len(modules)]
     if absent:
         raise ValueError(f"the model has layers 0 to {len(modules) - 1}, and {absent[0]} was asked for")
     _require_tokens(model, ids_BT)
-    owners = _row_owners(model, len(modules))
+    owners = row_owners(model, len(modules))
     return _layers(model, modules, owners, ids_BT, list(chosen), progress)
 
 
@@ -215,7 +215,8 @@ def _seen(module: nn.Module, mask: Tensor | None, length: int) -> Tensor:
     return seen.any(1).expand(-1, length, -1).cpu()
 
 
-def _attention_layers(model: PreTrainedModel) -> list[nn.Module]:
+def attention_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The attention module of each layer. ValueError for a model type that `explain` does not know."""
     kind = model.config.model_type
     if kind in OWN:
         return [block.attention for block in model.base_model.layers]
@@ -225,7 +226,7 @@ def _attention_layers(model: PreTrainedModel) -> list[nn.Module]:
     return [block.get_submodule(names.attention) for block in model.base_model.get_submodule(names.blocks)]
 
 
-def _row_owners(model: PreTrainedModel, layers: int) -> Sequence[int]:
+def row_owners(model: PreTrainedModel, layers: int) -> Sequence[int]:
     """For each layer the one whose rows it reads."""
     return model.config.architecture.row_owners if model.config.model_type == "twofold" else range(layers)
 

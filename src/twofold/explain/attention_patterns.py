@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,6 +13,8 @@ from twofold.evaluation.attention_entropy import tally
 from twofold.explain.activations import LayerActivations, Scored
 
 Measures = dict[str, float | list[float]]
+ROUNDING = 1e-4
+"""Weights that differ by no more are the same."""
 
 
 def attention_patterns(activations: LayerActivations) -> Measures:
@@ -23,11 +27,17 @@ def attention_patterns(activations: LayerActivations) -> Measures:
     - `first`, the weight of the first position, where causal models put what they do not need ("attention sinks",
       Xiao et al. 2023, arXiv 2309.17453);
     - `own`, the weight of the query's own position, and `previous`, that of the one before it;
+    - `before` and `after`, the weight of all positions before and after the query's own;
     - `distance` Σ w |t − s| in positions.
 
-    `first`, `own`, `previous` and `distance` have a `_chance`: equal weights on all positions seen. Two measures are of
+    `maps_symmetric_share` is `symmetric_share` of the weights: what the mask and the softmax leave of the symmetry of
+    scores. All of these but the entropies have a `_chance`: equal weights on all positions seen. Two measures are of
     the scores S of all pairs before the mask: `symmetric_share` (see there) and `own_is_largest`, the share of queries
     whose largest score is with their own position, by chance 1/T. NaN where nothing is seen but the query itself.
+
+    Where a term on the scores (`+`) or a soft cap changes weights, `own`, `before`, `after` and `maps_symmetric_share`
+    come again as `…_without_terms`: of softmax(scale · q·k) under the same mask. A term's own scale is in the queries
+    and stays.
     """
     scored = activations.scored
     if scored is None:
@@ -36,13 +46,17 @@ def attention_patterns(activations: LayerActivations) -> Measures:
     found = _sharpness(scored)
     weighings = {
         "first": torch.zeros_like(distance_TT).index_fill(1, torch.tensor(0), 1),
-        "own": (distance_TT == 0).double(),
         "previous": torch.ones(len(distance_TT) - 1, dtype=torch.float64).diag(-1),
         "distance": distance_TT.abs(),
     }
     queries_BT = _choices(scored) >= 2
     for name, weighing_TT in weighings.items():
         found |= _weighed(name, scored, weighing_TT, queries_BT)
+    found |= _direction(scored, queries_BT)
+    bare = _without_terms(scored)
+    if bare is not None:
+        without = {name: value for name, value in _direction(bare, queries_BT).items() if not name.endswith("_chance")}
+        found |= {re.sub("(_heads)?$", r"_without_terms\1", name, count=1): value for name, value in without.items()}
     length = len(distance_TT)
     found |= _by_head("symmetric_share", symmetric_share(scored)) | {
         "symmetric_share_chance": (length + 1) / (2 * length)
@@ -103,6 +117,39 @@ def symmetric_share(scored: Scored) -> list[float]:
     crossed_BHDD = key_BHTD.mT @ query_BHTD
     trace_BH = (crossed_BHDD * crossed_BHDD.mT).sum((-1, -2))
     return (0.5 + trace_BH / (2 * norm_BH)).mean(0).tolist()
+
+
+def _direction(scored: Scored, queries_BT: Tensor) -> Measures:
+    """Weights of the own position and of those before and after it, and how symmetric the maps are."""
+    distance_TT = _distances(scored.maps_BHTT.shape[-1])
+    sides = {"own": distance_TT == 0, "before": distance_TT > 0, "after": distance_TT < 0}
+    found: Measures = {}
+    for name, side_TT in sides.items():
+        found |= _weighed(name, scored, side_TT.double(), queries_BT)
+    shares = [_symmetric(maps_BTT) for maps_BTT in scored.maps_BHTT.unbind(1)]
+    even_BTT = scored.seen_BTT.double() / _choices(scored).clamp(min=1)[..., None]
+    return found | _by_head("maps_symmetric_share", shares) | {"maps_symmetric_share_chance": _symmetric(even_BTT)}
+
+
+def _symmetric(maps_BTT: Tensor) -> float:
+    """‖A + Aᵀ‖² / (4 ‖A‖²), the mean over texts."""
+    maps_BTT = maps_BTT.double()
+    crossed_B, norm_B = (maps_BTT * maps_BTT.mT).sum((-1, -2)), maps_BTT.square().sum((-1, -2))
+    return float((0.5 + crossed_B / (2 * norm_B)).mean())
+
+
+def _without_terms(scored: Scored) -> Scored | None:
+    """The same with the weights of q·k alone; None where that is what they are, and where sinks take a share."""
+    if scored.has_sinks:
+        return None
+    maps = []
+    for head, query_BTD in enumerate(scored.q_BHTD.unbind(1)):
+        key_BTD = scored.k_BGTD[:, head * scored.k_BGTD.shape[1] // scored.q_BHTD.shape[1]]
+        scores_BTT = (query_BTD @ key_BTD.mT * scored.scale).masked_fill(~scored.seen_BTT, -math.inf)
+        maps.append(scores_BTT.softmax(-1).nan_to_num())
+    maps_BHTT = torch.stack(maps, dim=1)
+    changed = (maps_BHTT - scored.maps_BHTT)[scored.seen_BTT[:, None].expand_as(maps_BHTT)].abs().max()
+    return replace(scored, maps_BHTT=maps_BHTT) if changed > ROUNDING else None
 
 
 def _keys(scored: Scored) -> Tensor:

@@ -48,12 +48,12 @@ def token_product(embedding_VM: Tensor, unembedding_VM: Tensor, final_scale_M: T
 
     Once for a whole model. `final_scale_M` is that of the norm before the logits.
     """
-    read_VM = unembedding_VM if final_scale_M is None else unembedding_VM * final_scale_M
-    width = embedding_VM.shape[1]
+    width, tied = embedding_VM.shape[1], embedding_VM.data_ptr() == unembedding_VM.data_ptr()
     product_MM = torch.zeros(width, width, dtype=torch.float64)
-    for embedded, read in zip(embedding_VM.detach().split(8192), read_VM.detach().split(8192), strict=True):
-        product_MM += embedded.double().cpu().T @ read.double().cpu()
-    return product_MM
+    for embedded, read in zip(embedding_VM.detach().split(8192), unembedding_VM.detach().split(8192), strict=True):
+        exact = embedded.double().cpu()
+        product_MM += exact.T @ (exact if tied else read.double().cpu())
+    return product_MM if final_scale_M is None else product_MM * final_scale_M.double().cpu()
 
 
 def positive_share(eigenvalues: Tensor) -> Tensor:

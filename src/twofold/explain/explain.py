@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from twofold.environment import environment
+from twofold.explain.activation_rank import activation_ranks
 from twofold.explain.activation_similarity import activation_similarity
 from twofold.explain.activations import run
 from twofold.explain.attention_patterns import attention_patterns, repetition_scores
@@ -18,10 +19,22 @@ from twofold.explain.circuits import composition_measures, weight_circuits
 from twofold.explain.cost import cost_of
 from twofold.explain.layer_weights import LayerWeights, folded
 from twofold.explain.load import open_model
+from twofold.explain.probes import probe_measures
 from twofold.explain.rank import weight_ranks
-from twofold.explain.reading import MOST_MAPS, Text, maps_of, read_text, repeated_text
+from twofold.explain.reading import MOST_MAPS, Given, Text, maps_of, read_text, repeated_text
 from twofold.explain.record import AttentionMap, Explanation, LayerMeasures
 from twofold.explain.scale import scale_measures
+from twofold.explain.sharing import Rows
+from twofold.explain.sharing_correlation import summary
+from twofold.explain.sharing_loss import (
+    Halves,
+    foretold_by_inputs,
+    foretold_by_weights,
+    halves,
+    measured,
+    require_losses,
+)
+from twofold.explain.sharing_places import refusals
 from twofold.explain.similarity import weight_similarity
 from twofold.explain.vocabulary import vocabulary_product
 from twofold.explain.weights import read_weights
@@ -46,19 +59,24 @@ FACTS = {
 def explain(
     model: str,
     *,
-    text: Text | None = None,
+    text: Text | Given | None = None,
     layers: tuple[int, ...] | None = None,
     patterns: bool = False,
+    sharing: bool = False,
     seed: int = 0,
     command: str = "",
     progress: Progress | None = None,
 ) -> Explanation:
     """Measure the model of that name (`load.open_model`), every layer or `layers`, which count from 0.
 
-    Without a text only its weights are read; `patterns` lets it read repeated random tokens as well. `progress` is
-    called with (stage, done, total). Raises ValueError for a model that cannot be opened or read, for layers that it
-    lacks, and for a text without two tokens.
+    Without a text only its weights are read; `patterns` lets it read repeated random tokens as well, and `sharing`
+    measures the loss on the text with the keys and values of one layer shared at a time. A text may come as windows of
+    token ids, such as examples of a task. `progress` is called with (stage, done, total). Raises ValueError for a model
+    that cannot be opened or read, for layers that it lacks, for a text without two tokens, and for `sharing` without a
+    text or in a model that predicts no next token.
     """
+    if sharing and text is None:
+        raise ValueError("the cost of sharing is measured on a text: give one with --text, or leave --sharing out")
     told = progress or (lambda stage, done, total: None)
     opened = open_model(model, exact=text is not None or patterns)
     count = opened.model.config.get_text_config(decoder=True).num_hidden_layers
@@ -66,15 +84,21 @@ def explain(
     if absent := [layer for layer in chosen if layer >= count]:
         raise ValueError(f"{model} has {count} layers, from 0 to {count - 1}, and no layer {absent[0]}")
     found: Found = {layer: {} for layer in chosen}
-    given = None if text is None else read_text(opened, text)  # its faults are told before the work
+    given = read_text(opened, text) if isinstance(text, Text) else text  # its faults are told before the work
+    parts = None if given is None else halves(given.ids_BT)
+    if parts is not None and sharing:
+        require_losses(opened.model, parts)
     _weights(opened.model, found, seed, told)
     maps: list[AttentionMap] = []
-    if given is not None:
-        maps = _activations(opened.model, found, given.ids_BT, len(given.read.pieces), seed, told)
+    made: dict[int, dict[str, Rows]] = {}
+    if given is not None and parts is not None:
+        maps, made = _activations(opened.model, found, given, parts, seed, told)
     if patterns:
         _repetition(opened.model, found, seed, told)
+    baseline = _losses(opened.model, found, made, parts, told) if parts is not None and sharing else None
     cost, note = cost_of(opened.model)
-    return Explanation(
+    notes = (note, *refusals(opened.model, chosen), *(_notes(found, maps, given.read.tokens) if given else ()))
+    explanation = Explanation(
         model=model,
         variant=opened.variant,
         architecture=_facts(opened.model),
@@ -83,10 +107,14 @@ def explain(
         layers=tuple(_layer(layer, sections) for layer, sections in found.items()),
         maps=tuple(maps),
         cost=cost,
-        notes=tuple(line for line in (note, *(_notes(found, maps, given.read.tokens) if given else ())) if line),
+        notes=tuple(line for line in notes if line),
         command=command,
         environment=environment(),
     )
+    if baseline is None or parts is None:
+        return explanation
+    tokens = parts.fitted_BT.numel(), parts.scored_BT[:, 1:].numel()
+    return explanation.model_copy(update={"sharing": summary(baseline, *tokens, explanation.series, seed)})
 
 
 def _weights(model: PreTrainedModel, found: Found, seed: int, progress: Progress) -> None:
@@ -100,6 +128,7 @@ def _weights(model: PreTrainedModel, found: Found, seed: int, progress: Progress
         sections = found[weights.layer]
         sections["similarity"] = weight_similarity(weights, seed)
         sections["rank"] = weight_ranks(weights, seed)
+        sections["sharing"] = foretold_by_weights(model, weights.layer)
         circuit = folded(weights)
         sections["circuits"] = weight_circuits(circuit, tokens_MM)
         if below is not None and below.layer == circuit.layer - 1:
@@ -108,18 +137,36 @@ def _weights(model: PreTrainedModel, found: Found, seed: int, progress: Progress
 
 
 def _activations(
-    model: PreTrainedModel, found: Found, ids_BT: Tensor, shown: int, seed: int, progress: Progress
-) -> list[AttentionMap]:
-    """What the model computes on a text, and its attention maps over the first tokens."""
+    model: PreTrainedModel, found: Found, given: Given, parts: Halves, seed: int, progress: Progress
+) -> tuple[list[AttentionMap], dict[int, dict[str, Rows]]]:
+    """What the model computes on a text. Gives its attention maps over the first tokens, and by layer and method the
+    maps of shared keys and values, fitted on the text's first half.
+    """
     maps: list[AttentionMap] = []
-    for done, activations in enumerate(run(model, ids_BT, layers=tuple(found))):
+    made: dict[int, dict[str, Rows]] = {}
+    for done, activations in enumerate(run(model, given.ids_BT, layers=tuple(found))):
         progress("activations", done, len(found))
-        sections = found[activations.layer]
+        layer = activations.layer
+        sections = found[layer]
         sections["similarity"] |= activation_similarity(activations, seed)
+        sections["rank"] |= activation_ranks(activations, seed)
+        sections["circuits"] |= probe_measures(activations, given.ids_BT, seed)
         sections["attention"] = attention_patterns(activations)
         sections["scale"] = scale_measures(activations)
-        maps += maps_of(activations, shown, MOST_MAPS - len(maps))
-    return maps
+        foretold, made[layer] = foretold_by_inputs(model, layer, parts.fitted(activations.row_x_BTM))
+        sections["sharing"] |= foretold
+        maps += maps_of(activations, len(given.read.pieces), MOST_MAPS - len(maps))
+    return maps, made
+
+
+def _losses(
+    model: PreTrainedModel, found: Found, made: dict[int, dict[str, Rows]], parts: Halves, progress: Progress
+) -> float:
+    """What sharing costs in each layer alone. Gives the model's own loss."""
+    baseline, losses = measured(model, made, parts.scored_BT, partial(progress, "sharing"))
+    for layer, measures in losses.items():
+        found[layer]["sharing"] |= measures
+    return baseline
 
 
 def _repetition(model: PreTrainedModel, found: Found, seed: int, progress: Progress) -> None:

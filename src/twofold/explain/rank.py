@@ -15,6 +15,8 @@ from twofold.explain.layer_weights import LayerWeights
 
 CURVE = 32
 """Points of a curve over dims."""
+SPECTRUM = 48
+"""Points of a spectrum, at most."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ def weight_ranks(layer: LayerWeights, seed: int = 0) -> dict[str, float | list[f
 
     - `q`, `k`, `v`: effective rank of the layer's matrix, `…_heads` of each head, `…_stable` the stable rank, `…_most`
       the largest possible, `…_random` the effective rank of a Gaussian matrix of the same shape from `seed`.
+    - `q_spectrum` at `q_dims`, and of the others: singular values over the largest, from the first to the last.
     - `joint_kv_energy` at `joint_kv_dims` dims: shares of [W_K; W_V]'s squared norm.
     - `joint_kv_kept`: that share at as many dims as the value has, G·D, which is what one matrix for both could keep;
       `joint_kv_kept_k` and `joint_kv_kept_v` of each, and `joint_kv_kept_random` for Gaussian matrices.
@@ -95,6 +98,7 @@ def weight_ranks(layer: LayerWeights, seed: int = 0) -> dict[str, float | list[f
         made[f"{name}_stable"] = float(stable_rank(values))
         made[f"{name}_most"] = float(min(matrix.shape))
         made[f"{name}_random"] = random_effective_rank(*matrix.shape, seed)
+        made |= _spectrum(name, values)
     return made | _joint(layer, seed)
 
 
@@ -111,6 +115,16 @@ def random_joint_share(key_rows: int, value_rows: int, width: int, seed: int) ->
     generator = torch.Generator().manual_seed(seed)
     key_RM, value_RM = (torch.randn(rows, width, generator=generator) for rows in (key_rows, value_rows))
     return float(_at(joint_energy(key_RM, value_RM).both_N, value_rows))
+
+
+def _spectrum(name: str, values: Tensor) -> dict[str, float | list[float]]:
+    """At most `SPECTRUM` of the singular values, evenly spaced, the largest being 1; none of a matrix of zeros."""
+    if not values[0] > 0:
+        return {}
+    count = min(SPECTRUM, len(values))
+    places = torch.linspace(0, len(values) - 1, count).round().long()
+    dims = [float(place + 1) for place in places.tolist()]
+    return {f"{name}_spectrum": (values[places] / values[0]).tolist(), f"{name}_dims": dims}
 
 
 def _joint(layer: LayerWeights, seed: int) -> dict[str, float | list[float]]:

@@ -15,7 +15,7 @@ from twofold.explain.load import Opened
 from twofold.explain.record import AttentionMap, TextRead
 
 CONTEXT = 512
-"""Tokens of a window, at most: maps of T² numbers are held for all heads of a layer."""
+"""Tokens of a window, by default: maps of T² numbers are held for all heads of a layer."""
 SHOWN = 48
 """Tokens that attention maps are kept of."""
 MOST_MAPS = 640
@@ -26,11 +26,12 @@ REPEATED, TEXTS = 64, 4
 
 
 class Text(NamedTuple):
-    """A text to read: its name, its bytes, and how many tokens from its beginning are read at most."""
+    """A text to read: its name, its bytes, how many tokens from its beginning are read at most, and of a window."""
 
     source: str
     content: bytes
     tokens: int
+    context: int = CONTEXT
 
 
 class Given(NamedTuple):
@@ -43,8 +44,8 @@ class Given(NamedTuple):
 def read_text(opened: Opened, text: Text) -> Given:
     """The windows of a text, without special tokens.
 
-    T is at most the model's positions and `CONTEXT`; tokens that fill no window are left out. Raises ValueError where
-    the model reads no text, has no tokenizer, or the text has fewer than two tokens.
+    T is at most the model's positions and `text.context`; tokens that fill no window are left out. Raises ValueError
+    where the model reads no text, has no tokenizer, or the text has fewer than two tokens.
     """
     config = opened.model.config.get_text_config(decoder=True)
     if getattr(config, "reads", "tokens") != "tokens":
@@ -53,7 +54,7 @@ def read_text(opened: Opened, text: Text) -> Given:
     ids = tokenizer.encode(text.content)[: text.tokens].astype("int64")
     if len(ids) < 2:
         raise ValueError(f"{text.source} has {len(ids)} tokens, and a token has no other to look at alone: give more")
-    length = min(len(ids), CONTEXT, getattr(config, "max_position_embeddings", None) or CONTEXT)
+    length = min(len(ids), text.context, getattr(config, "max_position_embeddings", None) or text.context)
     ids = ids[: len(ids) // length * length]
     pieces = tuple(tokenizer.decode([token]) for token in ids[: min(SHOWN, length)])
     digest = sha256(text.content).hexdigest()

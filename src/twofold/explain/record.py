@@ -47,6 +47,7 @@ class LayerMeasures(Part):
     circuits: Numbers = Field(default_factory=dict)
     attention: Numbers = Field(default_factory=dict)
     scale: Numbers = Field(default_factory=dict)
+    sharing: Numbers = Field(default_factory=dict)
     heads: dict[str, tuple[Number, ...]] = Field(default_factory=dict)
 
     def number(self, section: str, name: str) -> float | None:
@@ -70,6 +71,8 @@ class Cost(Part):
     """What the model costs by arithmetic (`analysis`). Bytes are bytes, `macs` those of one pass over `context` tokens.
 
     `cache_bytes_per_token` by the way to cache, and `cache_bytes` the same for one sequence of `context` tokens.
+    `decode` is one step of one such sequence (`analysis.roofline.Work`), and `devices` its seconds on some devices at
+    best (`analysis.roofline.Roof`), with the prefill's.
     """
 
     parameters: PositiveInt
@@ -79,6 +82,32 @@ class Cost(Part):
     dtype: str | None = None
     cache_bytes_per_token: dict[str, FiniteFloat] = Field(default_factory=dict)
     cache_bytes: dict[str, NonNegativeInt] = Field(default_factory=dict)
+    decode: dict[str, FiniteFloat] = Field(default_factory=dict)
+    devices: dict[str, dict[str, FiniteFloat | str]] = Field(default_factory=dict)
+
+
+class Correlation(Part):
+    """Spearman's ρ over `layers` between what a measure foretold of a way to share and what it cost, with the limits of
+    a 95 % interval from the percentile bootstrap over layers. None of too few layers.
+    """
+
+    method: str
+    predictor: str
+    layers: NonNegativeInt
+    spearman: Number
+    low: Number
+    high: Number
+
+
+class Sharing(Part):
+    """Losses of sharing keys and values in one layer at a time: the model's own in nats per token on `scored_tokens`,
+    none of which are among the `fitted_tokens`.
+    """
+
+    baseline_loss: FiniteFloat
+    fitted_tokens: PositiveInt
+    scored_tokens: PositiveInt
+    correlations: tuple[Correlation, ...]
 
 
 class Explanation(Part):
@@ -92,6 +121,7 @@ class Explanation(Part):
     layers: tuple[LayerMeasures, ...]
     maps: tuple[AttentionMap, ...] = ()
     cost: Cost | None = None
+    sharing: Sharing | None = None
     notes: tuple[str, ...] = ()
     command: str
     environment: dict[str, Any]

@@ -7,6 +7,7 @@ that basis. Everything is computed in float64. A matrix is [D, M]: D dims of a h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -64,12 +65,12 @@ def weight_similarity(layer: LayerWeights, seed: int = 0) -> dict[str, float | l
     """Each measure for key and value, query and key, query and value.
 
     - `cosine_kv`: over the whole layer, `cosine_kv_heads` by head, `cosine_kv_random` the mean magnitude of the random
-      ones, whose mean is 0.
+      ones, whose mean is 0: see `random_cosine`.
     - `overlap_kv` and `procrustes_kv`: means over the heads, beside `…_heads` and `…_random`.
 
     A query head is compared with the key/value head that it reads, and a key's content with a value: where a key has
     more dims (MLA's rotary key), these are left out, and so are the query's. Baselines are of Gaussian matrices,
-    `DRAWS` pairs of layers from `seed`; they depend on shapes and seed alone.
+    those of overlap and Procrustes means of `DRAWS` pairs of layers from `seed`; they depend on shapes and seed alone.
     """
     made: dict[str, float | list[float]] = {}
     for name in PAIRS:
@@ -84,17 +85,25 @@ def weight_similarity(layer: LayerWeights, seed: int = 0) -> dict[str, float | l
     return made
 
 
+def random_cosine(entries: int) -> float:
+    """E |cosine| = Γ(n/2) / (√π Γ((n + 1)/2)) of a Gaussian matrix with n entries and any other: about √(2 / (π n)).
+
+    Its direction is uniform on the sphere, so that the other's, also one with repeated heads, does not matter.
+    """
+    return math.exp(math.lgamma(entries / 2) - math.lgamma((entries + 1) / 2)) / math.sqrt(math.pi)
+
+
 @lru_cache(maxsize=64)
 def random_similarity(first: tuple[int, ...], second: tuple[int, ...], seed: int) -> dict[str, float]:
-    """What `DRAWS` pairs of Gaussian layers [H, D, M] and [G, D, M] give on average; of cosines the magnitude."""
+    """What Gaussian layers [H, D, M] and [G, D, M] give on average; of cosines the magnitude, in closed form."""
     generator = torch.Generator().manual_seed(seed)
-    totals = dict.fromkeys(("cosine", "overlap", "procrustes"), 0.0)
+    totals = dict.fromkeys(("overlap", "procrustes"), 0.0)
     for _ in range(DRAWS):
         pair = torch.randn(first, generator=generator), torch.randn(second, generator=generator)
-        for measure, heads in _by_head(*pair).items():
-            drawn = cosine(*_whole(*pair)).abs() if measure == "cosine" else heads.mean()
-            totals[measure] += float(drawn) / DRAWS
-    return totals
+        heads = _by_head(*pair)
+        for measure in totals:
+            totals[measure] += float(heads[measure].mean()) / DRAWS
+    return totals | {"cosine": random_cosine(math.prod(first))}
 
 
 def _by_head(first_HDM: Tensor, second_GDM: Tensor) -> dict[str, Tensor]:

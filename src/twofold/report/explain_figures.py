@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from twofold.explain.record import Explanation
-from twofold.report.explain_words import BASELINE, UNDRAWN, Words, is_baseline, line_name, words_of
+from twofold.report.explain_families import Words
+from twofold.report.explain_words import BASELINE, UNDRAWN, is_baseline, line_name, words_of
 from twofold.report.look import BLUE, LINE_COLOURS, NEUTRAL, ORANGE, plain, styled
 
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "x", "star", "hexagon")
@@ -45,7 +46,7 @@ def heads_figure(one: Explanation, name: str) -> go.Figure:
     figure = go.Figure()
     if not values:
         return figure
-    largest = max(max(values), -min(values), 1e-9)
+    largest = max(max(values), -min(values)) or 1.0
     signed = min(values) < 0
     figure.add_trace(
         go.Heatmap(

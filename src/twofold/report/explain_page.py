@@ -13,10 +13,12 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from twofold.explain.record import Cost, Explanation
+from twofold.report.explain_families import SECTIONS
 from twofold.report.explain_figures import depth_figure, families, heads_figure, list_names, spectra_figure
-from twofold.report.explain_words import SECTIONS, is_baseline, line_name, words_of
+from twofold.report.explain_sharing import FORETOLD, correlations, sharing_figure
+from twofold.report.explain_words import is_baseline, line_name, words_of
 from twofold.report.formats import bytes_text, count_text
-from twofold.report.page import figure_json, page_template
+from twofold.report.page import figure_json, page_template, script_json
 from twofold.report.tables import facts
 from twofold.study.record import write_atomically
 
@@ -25,6 +27,7 @@ HEIGHT = 330
 FEW_LAYERS = 12
 LABELS = "AB"
 THOUSANDTHS = 1000
+AS_BESIDE = "It is read as the one before."
 
 
 def render_explanations(models: Sequence[Explanation]) -> str:
@@ -103,15 +106,31 @@ def _section(section: str, title: str, models: Sequence[Explanation], labels: Se
             made = spectra_figure(one, section, name)
             id = f"{section}-list-{model}-{number}"
             maps.append(_figure(id, f"{words.title}{beside}", made, HEIGHT, words.caption))
+        said_of: set[str] = set()
         for number, name in enumerate(_head_names(one, section)):
             words = words_of(section, name)
             said = line_name(section, name)
             heading = words.title if said == words.title else f"{words.title}, {said}"
-            caption = f"By layer and head. {words.caption}"
+            caption = f"By layer and head. {AS_BESIDE if words.title in said_of else words.caption}"
+            said_of.add(words.title)
             tall = 90 + len(one.layers) * (16 if len(one.layers) <= FEW_LAYERS else 10)
             id = f"{section}-heads-{model}-{number}"
             maps.append(_figure(id, f"{heading}{beside}", heads_figure(one, f"{section}.{name}"), tall, caption))
+    if section == "sharing":
+        figures = _foretold(models, labels) + figures
     return {"id": section, "title": title, "figures": figures, "maps": [one for one in maps if one["data"]]}
+
+
+def _foretold(models: Sequence[Explanation], labels: Sequence[str]) -> list[dict[str, Any]]:
+    """What was foretold of sharing each layer against what it cost."""
+    made = []
+    for number, (one, label) in enumerate(zip(models, labels, strict=True)):
+        if one.sharing:
+            beside = f" · {label}" if len(models) > 1 else ""
+            title = f"Foretold and measured{beside}"
+            caption = f"{FORETOLD} {correlations(one.sharing)}"
+            made.append(_figure(f"sharing-foretold-{number}", title, sharing_figure(one), HEIGHT, caption))
+    return made
 
 
 def _head_names(one: Explanation, section: str) -> list[str]:
@@ -136,15 +155,8 @@ def _reading(number: int, label: str, one: Explanation) -> dict[str, Any]:
         for found in one.maps
     ]
     content = {"pieces": one.text.pieces if one.text else (), "maps": maps}
-    return {"id": number, "label": label, "text": one.text, "maps": len(maps), "data": _script_json(content)}
-
-
-def _script_json(content: Any) -> Markup:
-    """JSON that cannot end the script element around it."""
-    text = json.dumps(content, separators=(",", ":"))
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
+    data = script_json(json.dumps(content, separators=(",", ":")))
+    return {"id": number, "label": label, "text": one.text, "maps": len(maps), "data": data}
 
 
 def _cost_rows(cost: Cost) -> list[tuple[str, str, str]]:
@@ -163,6 +175,11 @@ def _cost_rows(cost: Cost) -> list[tuple[str, str, str]]:
         (f"cache bytes of {cost.context:,} tokens, {way}", f"{n:,}", bytes_text(n))
         for way, n in cost.cache_bytes.items()
         if cost.context
+    ]
+    rows += [(f"decode step, {name}", f"{n:,.6g}", f"{n:,.3g}") for name, n in cost.decode.items()]
+    rows += [
+        (f"decode step at best on {name}, ms", f"{1e3 * float(at['seconds']):.6g}", f"{at['bound']}-bound")
+        for name, at in cost.devices.items()
     ]
     return rows
 

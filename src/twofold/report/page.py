@@ -81,8 +81,12 @@ def page_template(name: str) -> Template:
 
 
 def figure_json(figure: go.Figure) -> Markup:
-    """The figure as JSON that cannot end the script element around it: `<`, `>` and `&` become \\u escapes."""
-    text: str = figure.to_json()
+    """The figure as JSON for a script element."""
+    return script_json(figure.to_json())
+
+
+def script_json(text: str) -> Markup:
+    """JSON that cannot end the script element around it: `<`, `>` and `&` become \\u escapes."""
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)

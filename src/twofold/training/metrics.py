@@ -7,7 +7,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -15,12 +15,15 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 METRICS_FILE = "metrics.jsonl"
 
+LayerGradients = dict[str, float | None]
+"""What reaches one `layer`'s queries, keys and values; `training.gradients` says what the numbers are."""
+
 
 class Step(NamedTuple):
     """What one optimizer step tells. `tokens` seen so far, `loss` in nats per token, `seconds` since the start.
 
     `gradient_norm` is the norm before clipping; None where float16 could not hold the gradient and the step was left
-    out.
+    out. `gradients` are of the layers, None in steps of which they were not asked.
     """
 
     step: int
@@ -30,6 +33,7 @@ class Step(NamedTuple):
     learning_rate: float
     gradient_norm: float | None
     seconds: float
+    gradients: list[LayerGradients] | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -45,7 +49,8 @@ class MetricsCallback(TrainerCallback):
     """Writes `metrics.jsonl` and tells `progress` about each step. Raises `DivergedError` when the loss is no number.
 
     `kept` are the steps before the one that training goes on from; the file starts with them. Without a `path` there is
-    no file: another process writes it. `skips`: a loss scale skips the steps whose gradient is no number.
+    no file: another process writes it. `skips`: a loss scale skips the steps whose gradient is no number. `gradients`
+    are looked up when a step is written.
     """
 
     def __init__(
@@ -55,8 +60,10 @@ class MetricsCallback(TrainerCallback):
         progress: Callable[[Step], None] | None,
         kept: list[Step],
         skips: bool = False,
+        gradients: Mapping[int, list[LayerGradients]] | None = None,
     ) -> None:
         self.path = path
+        self.gradients = {} if gradients is None else gradients
         self.skips = skips
         self.tokens_per_step = tokens_per_step
         self.progress = progress
@@ -98,6 +105,7 @@ class MetricsCallback(TrainerCallback):
             learning_rate=logs["learning_rate"],
             gradient_norm=None if self.skips and not math.isfinite(norm) else norm,
             seconds=time.perf_counter() - self._started,
+            gradients=self.gradients.get(state.global_step),
         )
         for name, value in (("loss", step.loss), ("gradient's norm", step.gradient_norm)):
             if value is not None and not math.isfinite(value):
@@ -146,7 +154,10 @@ def gradient_size(steps: Sequence[Step]) -> GradientSize | None:
 
 
 def _line(step: Step) -> str:
-    return json.dumps(step._asdict()) + "\n"
+    told = step._asdict()
+    if step.gradients is None:
+        del told["gradients"]
+    return json.dumps(told) + "\n"
 
 
 def read_metrics(folder: Path, up_to: int | None = None) -> list[Step]:

@@ -37,6 +37,7 @@ def check(settings: TrainingSettings) -> None:
         raise ValueError(
             f"training.precision is bfloat16, and this {device} device does not compute in it: use float16 or float32"
         )
+    _check_gradients(settings)
     if settings.compile:
         _check_compiler(device)
     _check_reports(settings.report_to)
@@ -52,6 +53,20 @@ def _check_processes(settings: TrainingSettings) -> None:
     if settings.fsdp and count == 1:
         raise ValueError(
             "training.fsdp spreads a model over processes, and there is one: start `twofold train` with torchrun"
+        )
+
+
+def _check_gradients(settings: TrainingSettings) -> None:
+    """Hooks see gradients only where blocks run as they are written, once, in one process, unscaled."""
+    if not settings.gradients_every:
+        return
+    others = [name for name in ("gradient_checkpointing", "compile", "fsdp") if getattr(settings, name)]
+    others += ["precision=float16"] if settings.precision == "float16" else []
+    others += [f"{processes.count()} processes"] if processes.count() > 1 else []
+    if others:
+        raise ValueError(
+            f"training.gradients_every does not go with {others[0]}, which hides or changes what reaches queries, keys "
+            "and values: leave one of them out"
         )
 
 

@@ -21,6 +21,7 @@ from twofold.data.packing import Windows, check_masks
 from twofold.data.stream_windows import StreamWindows
 from twofold.environment import device_type
 from twofold.training import checkpoints, processes, requirements, sharding
+from twofold.training.gradients import GradientWatch
 from twofold.training.metrics import METRICS_FILE, MetricsCallback, Step, read_metrics
 from twofold.training.settings import TrainingSettings
 from twofold.training.trainer import RunTrainer, SaveOften
@@ -81,12 +82,14 @@ def train(
         return kept
     if isinstance(examples, StreamWindows):
         examples.resume(checkpoints.stream_state(place) if place else None)
+    watch = GradientWatch(model, settings.gradients_every) if settings.gradients_every else None
     metrics = MetricsCallback(
         folder / METRICS_FILE if processes.is_first() else None,
         settings.batch * settings.accumulation * length,
         progress if processes.is_first() else None,
         kept,
         skips=settings.precision == "float16",
+        gradients=watch.found if watch else None,
     )
     arguments = _arguments(
         settings, steps, seed, processes.from_first(lambda: checkpoints.unfinished(folder)), folder.name
@@ -100,7 +103,13 @@ def train(
             args=arguments,
             train_dataset=examples,
             data_collator=_whole if hasattr(examples, "__getitems__") else None,
-            callbacks=[metrics, _SeedByProcess(), *([SaveOften()] if settings.checkpoints else []), *callbacks],
+            callbacks=[
+                metrics,
+                _SeedByProcess(),
+                *([watch] if watch else []),
+                *([SaveOften()] if settings.checkpoints else []),
+                *callbacks,
+            ],
         )
         trainer.remove_callback(PrinterCallback)
         for callback in trainer.callback_handler.callbacks:
@@ -110,6 +119,8 @@ def train(
             trainer.train(resume_from_checkpoint=str(place) if place else None)
         finally:
             metrics.close()
+            if watch:
+                watch.close()
     return metrics.steps
 
 

@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-MACHINE_FIELDS = ("gradient_checkpointing", "compile", "fsdp", "report_to")
-"""How the same computation is done on some machine: these move results by no more than rounding, so runs of one study
-may differ in them, and an interrupted run may go on with others.
+MACHINE_FIELDS = ("gradient_checkpointing", "compile", "fsdp", "report_to", "gradients_every")
+"""How the same computation is done on some machine, and what is told of it: these move results by no more than
+rounding, so runs of one study may differ in them, and an interrupted run may go on with others.
 """
 
 
@@ -39,6 +39,9 @@ class TrainingSettings(BaseModel):
     gradient_checkpointing: bool = Field(False, description="compute blocks again in the backward pass, to save memory")
     compile: bool = Field(False, description="compile the blocks with torch.compile")
     fsdp: bool = Field(False, description="spread weights, gradients and optimizer over the processes (FSDP2)")
+    gradients_every: int = Field(
+        0, ge=0, description="steps between notes in metrics.jsonl of what reaches queries, keys and values; 0 for none"
+    )
     report_to: tuple[str, ...] = Field((), description="loggers of transformers, such as tensorboard or wandb")
 
     def steps(self, tokens: int, context: int) -> int:

@@ -55,8 +55,9 @@
     layers.addEventListener("change", () => show(maps.find((map) => `${map.layer}` === layers.value)));
     heads.addEventListener("change", () => show(maps.find((map) => `${map.layer}` === layers.value && `${map.head}` === heads.value)));
     words.addEventListener("keydown", (event) => {
-      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-      if (step) { event.preventDefault(); look(Math.min(Math.max(query + step, 0), pieces.length - 1)); }
+      const last = pieces.length - 1;
+      const next = { ArrowLeft: query - 1, ArrowRight: query + 1, Home: 0, End: last }[event.key];
+      if (next !== undefined) { event.preventDefault(); look(Math.min(Math.max(next, 0), last)); }
     });
     let row;
     for (const map of maps) {
