@@ -174,7 +174,7 @@ def test_the_articles_scenario():
     assert mqa.price_per_million_tokens == pytest.approx(2.0 / (32 / mqa.decode_time.seconds * 3600) * 1e6)
     assert qkv.price_per_million_tokens is None
     told = assumptions(h100, use)
-    for words in ("3,350 GB/s (10⁹ bytes)", "989.4 TFLOPS dense for bfloat16", "80 GB", "the whole roof", "data sheet"):
+    for words in ("3,350 GB/s (10⁹ bytes)", "989.4 TFLOPS dense for bfloat16", "80 GB", "the whole roof", h100.source):
         assert words in told
     assert "computed in float32" in assumptions(find_devices(["Apple M2"])[0], use)
     assert "50 % of the roof" in assumptions(h100, Use(1, efficiency=0.5))

@@ -17,6 +17,7 @@ from twofold.folding.forms import FACTS, FORMS, Facts, Fold, Unfolded, stock_cla
 from twofold.folding.rows import PackedLayer, adopt
 from twofold.folding.sights import Sights
 from twofold.folding.versions import require_known
+from twofold.kernels.linear import use_decode_linear
 
 CACHE_NAMES = ("cache", "past_key_values")
 """What forward passes of transformers call their cache; the second is its older name."""
@@ -112,6 +113,7 @@ def fold(model: PreTrainedModel, form: str | None = None) -> Folding:
         module = model.get_submodule(one.name)
         module.__dict__[FACTS] = Facts(one)
         module.__class__ = one.folded
+        use_decode_linear(module)  # single tokens then read a matrix at the memory's speed
     hook = AdoptCache(folding)
     for module in _with_cache(model, folding.folds):
         module.register_forward_pre_hook(hook, with_kwargs=True)
@@ -150,6 +152,7 @@ def unfold(model: PreTrainedModel) -> None:
         raise ValueError("this model is not folded")
     for module in model.modules():
         if FACTS in module.__dict__:
+            use_decode_linear(module, False)
             module.__class__ = stock_class(type(module))
             del module.__dict__[FACTS]
         for key in [key for key, hook in module._forward_pre_hooks.items() if isinstance(hook, AdoptCache)]:
