@@ -85,7 +85,7 @@ def test_parity_has_a_row_for_every_family_form_and_dtype(capsys, monkeypatch):
     ("arguments", "message"),
     [
         ((), "name a model"),
-        (("--parity", "MODEL"), "leave MODEL and --check out"),
+        (("--parity", "MODEL"), "leave the rest out"),
         (("MODEL", "--dtype", "int8"), "unknown --dtype 'int8': choose one of float32"),
         (("MODEL", "--text", "x.txt"), "add --check"),
         (("MODEL", "--form", "row"), "folds by form input, and not by row"),
