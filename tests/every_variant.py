@@ -103,6 +103,9 @@ def _entries() -> dict[str, dict[str, Any]]:
         ("K=V", {"scale_exponent": 1.0}),
         ("K=V decoupled", apart | {"scale_exponent": 0.75}),
         ("MLA", latent | {"scale_exponent": 1.0}),
+        ("QKV", {"qkv_bias": True}),
+        ("K=V GQA-2", partial | {"qkv_bias": True}),
+        ("MLA", latent | {"qkv_bias": True}),
         ("QKV", {"scaled_embeddings": True, "tie_word_embeddings": False}),
     ]
     entries = {_name(variant, fields): {"variant": variant, **fields} for variant, fields in named}

@@ -10,6 +10,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from command_line import run
 from published_configurations import GEMMA_4_31B
 from small_inputs import gpt2
+from small_models import small_model
 from twofold.data.byte_tokens import VOCABULARY, byte_tokenizer
 
 
@@ -93,6 +94,7 @@ def test_parity_has_a_row_for_every_family_form_and_dtype(capsys, monkeypatch):
         (("MODEL", "--context", "0"), "context must be at least 1, not 0"),
         (("MODEL", "--check", "--text", "nowhere.txt"), "nowhere.txt is not a file"),
         (("nowhere.json",), "nowhere.json"),
+        (("nowhere.gguf",), "nowhere.gguf is a GGUF file"),
     ],
 )
 def test_mistakes_are_one_line(capsys, small, arguments, message):
@@ -107,6 +109,19 @@ def test_a_model_that_cannot_fold_is_told_what_was_looked_for(capsys, tmp_path):
     done = run(capsys, "fold", str(tmp_path))
     assert done.code == 2
     assert "nothing in this llama model folds: looked for gemma4" in done.err
+
+
+def test_own_models_need_no_folding(capsys, tmp_path):
+    small_model("K=V").save_pretrained(tmp_path / "model")
+    for place in (tmp_path, tmp_path / "model"):
+        done = run(capsys, "fold", str(place))
+        assert done.code == 2
+        assert "a Twofold model stores what is shared once as it is: there is nothing to fold" in done.err
+
+
+def test_more_tokens_than_positions_are_remarked(capsys, small):
+    assert "98 tokens are more than the 97 positions" in run(capsys, "fold", str(small), "--context", "98").out
+    assert "positions" not in run(capsys, "fold", str(small), "--context", "97").out
 
 
 def test_an_unknown_model_type_is_told_so(capsys, tmp_path):

@@ -295,7 +295,7 @@ def test_eager_attention_gives_its_weights(v2):
 
 
 def test_another_form_is_answered_with_the_one_there_is(v2):
-    with pytest.raises(ValueError, match="it caches latents, which have the form \"latent\" and not 'row'"):
+    with pytest.raises(ValueError, match="a deepseek_v2 model folds by form latent, and not by row"):
         fold(v2, "row")
 
 

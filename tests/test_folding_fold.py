@@ -19,6 +19,7 @@ from twofold.folding import versions
 from twofold.folding.families import FAMILIES
 from twofold.folding.fold import fold, folding_of, plan, unfold
 from twofold.folding.forms import FORMS
+from twofold.folding.rows import adopt
 
 
 @pytest.fixture(scope="module")
@@ -175,3 +176,25 @@ def spoiled(kept_after):
 
 def test_this_version_is_among_those_tested():
     assert package_version("transformers") in versions.TESTED
+
+
+def test_a_part_of_a_folded_model_is_not_unfolded_by_itself(folded):
+    with pytest.raises(ValueError, match="a part of the model that was folded"):
+        unfold(folded.model)
+    assert stepped(folded, some_tokens(1, 5), [5])
+    unfold(folded)
+
+
+def test_a_cache_of_rows_is_no_cache_of_keys_and_values(stock, folded):
+    ids_BT = some_tokens(1, 5)
+    _, cache = stepped(folded, ids_BT, [5])
+    with pytest.raises(ValueError, match=r"rows of a folded model, 2 × 26 numbers .* and got 2 × 22"):
+        stock(ids_BT, cache=cache)
+
+
+def test_a_cache_of_the_first_layers_serves_those(folded):
+    shorter = copy.deepcopy(folded.config)
+    shorter.num_hidden_layers, shorter.layer_types = 2, shorter.layer_types[:2]
+    cache = DynamicCache(config=shorter)
+    adopt(cache, folding_of(folded).folds, {})
+    assert [type(layer).__name__ for layer in cache.layers] == ["DynamicSlidingWindowLayer", "FoldedLayer"]

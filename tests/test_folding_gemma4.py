@@ -1,6 +1,7 @@
 """Gemma 4's global layers folded, by row and by value: stock's outputs from less cache."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -263,3 +264,46 @@ def test_compiled_steps_give_the_same_logits():
     fold(model)
     model.forward = torch.compile(model.forward, backend="eager")
     assert far(expected, stepped(model, ids_BT, [9, 1, 1])[0]) < TOLERANCE
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_masks_and_positions_that_are_written_to_again_are_read_again(form):
+    stock = gemma4(**KERNEL)
+    twin = folded(stock, form)
+    ids_BT, positions_BT = some_tokens(2, 9), torch.zeros(2, 1, dtype=torch.long)
+    masks = {kind: torch.ones(2, 1, 1, 9, dtype=torch.bool) for kind in ("full_attention", "sliding_attention")}
+    masks["sliding_attention"] = masks["sliding_attention"][..., -7:]
+
+    def run(model, hidden):
+        cache = DynamicCache(config=model.config)
+        first_B = 8 - torch.tensor(hidden)[:, None]
+        model(ids_BT[:, :8], cache=cache, position_ids=first_B - 8 + torch.arange(8))
+        positions_BT.copy_(first_B)
+        masks["full_attention"].fill_(True)
+        for text, tokens in enumerate(hidden):
+            masks["full_attention"][text, ..., :tokens] = False
+        return model(ids_BT[:, 8:], attention_mask=masks, cache=cache, position_ids=positions_BT).logits
+
+    with torch.no_grad():
+        for hidden in ((0, 0), (3, 1)):
+            assert far(run(stock, hidden), run(twin, hidden)) < TOLERANCE
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_threads_share_a_folded_model(stock, form):
+    twin = folded(stock, form)
+    texts = [padded(some_tokens(2, 19, seed=number), (number % 5, 3)) for number in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda text: stepped(twin, text[0], [6, *[1] * 13], text[1])[0], texts * 3))
+    for number, (ids_BT, mask_BT) in enumerate(texts * 3):
+        expected = stepped(stock, ids_BT, [19], mask_BT)[0]
+        assert far(expected[mask_BT.bool()], found[number][mask_BT.bool()]) < TOLERANCE
+
+
+def test_values_turn_keys_by_the_angles_that_queries_are_turned_by():
+    stock = gemma4(torch.float32, **KERNEL)
+    twin = folded(stock, "value")
+    ids_BT = some_tokens(1, 120)
+    for model in (stock, twin):
+        model.to(torch.bfloat16).float()  # rounds the frequencies
+    assert far(stepped(stock, ids_BT, [120])[0], stepped(twin, ids_BT, [100, *[1] * 20])[0]) < 10 * TOLERANCE

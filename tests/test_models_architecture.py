@@ -56,6 +56,7 @@ def test_head_dim_may_differ_from_width_over_heads():
         ({"layers": 2, "variant": "QKV CLA-3"}, "QKV CLA-3 shares among more layers than there are, 2"),
         ({"variant": "K=V rank-13"}, "a matrix from 12 to 12 dims has no rank of 13: give a lower one"),
         ({"scale_exponent": -1.0}, "scale_exponent must be between 0 and 2"),
+        ({"block": "paper", "qkv_bias": True}, "block paper has biases everywhere: leave qkv_bias out"),
         ({"softcap": float("nan")}, "softcap must be a positive number"),
     ],
 )

@@ -330,3 +330,31 @@ def test_every_instruction_set_gives_the_same(isa, variant, block, rotary, taken
             assert_same(in_steps(made, ids, 2), expected)
     except ValueError:
         pytest.skip(f"{isa} does not run here")
+
+
+@pytest.mark.parametrize("table", ["_forward_hooks", "_forward_pre_hooks", "_modules", "_parameters"])
+def test_a_table_in_anothers_place_is_seen(table, taken):
+    """Clearing hooks by a new dictionary, or giving a module other children, does not leave the old ones at work."""
+    ids_BT, outputs = random_ids(1, 10), []
+    for native_step in (True, False):
+        made = model()
+        use_decode_linear(made, native_step)
+        cache = made.model.new_cache()
+        with torch.inference_mode():
+            made(ids_BT[:, :8], cache=cache, use_cache=True)
+            made(ids_BT[:, 8:9], cache=cache, use_cache=True)
+            changed = made.model.layers[1].mlp
+            changed = changed.down_proj if table == "_parameters" else changed
+            changed.__dict__[table] = type(changed.__dict__[table])(changed.__dict__[table])
+            if table == "_parameters":
+                changed._parameters["weight"] = nn.Parameter(2 * changed._parameters["weight"])
+            elif table == "_modules":
+                changed._modules["down_proj"] = copy.deepcopy(changed._modules["down_proj"])
+                changed._modules["down_proj"].weight.mul_(2)
+            elif table == "_forward_hooks":
+                changed.register_forward_hook(lambda module, given, out: 2 * out)
+            else:
+                changed.register_forward_pre_hook(lambda module, given: (2 * given[0],))
+            outputs.append(made(ids_BT[:, 9:10], cache=cache, use_cache=True).logits)
+    assert taken
+    assert (outputs[0] - outputs[1]).abs().max() < 1e-4

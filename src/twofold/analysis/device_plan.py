@@ -98,8 +98,9 @@ def on_device(arch: Architecture, device: Device, use: Use) -> DevicePlan:
 def published_on_device(
     name: str, cache: PublishedCache, weights: PublishedWeights, device: Device, use: Use, *, stored: bool = False
 ) -> DevicePlan:
-    """A published model on a device, with the rows that it needs; what fits by those that transformers stores if
-    `stored`. Raises ValueError as `roofline.roof`.
+    """A published model on a device, with the rows that it needs, or those that transformers `stored`.
+
+    Raises ValueError as `roofline.roof`.
     """
     count = cache.stored_bytes if stored else cache.needed_bytes
     return _plan(
@@ -107,7 +108,7 @@ def published_on_device(
         device,
         use,
         works=(
-            published_decode_work(cache, weights, use.context, use.dtype, use.batch),
+            published_decode_work(cache, weights, use.context, use.dtype, use.batch, stored=stored),
             published_prefill_work(cache, weights, use.context, use.dtype, use.batch),
         ),
         weights=weights.total * item_bytes(use.dtype),

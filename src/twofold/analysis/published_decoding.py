@@ -68,17 +68,24 @@ def weights_of(model: Module) -> PublishedWeights:
 
 
 def published_decode_work(
-    cache: PublishedCache, weights: PublishedWeights, context: int, dtype: str, batch: int = 1
+    cache: PublishedCache,
+    weights: PublishedWeights,
+    context: int,
+    dtype: str,
+    batch: int = 1,
+    *,
+    stored: bool = False,
 ) -> Work:
     """One step of `batch` sequences that hold `context` tokens each, as `decoding.decode_work`.
 
-    Every row that the mathematics needs is read once by each layer that sees it, also where transformers stores more,
-    and where sparse attention would read fewer. Each parameter is one multiply-accumulate per token.
+    Every row that the mathematics needs is read once by each layer that sees it, also where sparse attention would read
+    fewer; with `stored`, every row that transformers stores. Each parameter is one multiply-accumulate per token.
     """
     rows = attention = 0
     for layer in cache.layers:
         seen = _seen(cache, layer)
-        rows += sum(kept.bytes(context, dtype, batch) * (2 if kept.is_state else 1) for kept in seen)
+        read = _seen(cache, layer, stored=True) if stored else seen
+        rows += sum(kept.bytes(context, dtype, batch) * (2 if kept.is_state else 1) for kept in read)
         attention += sum(_macs(kept, layer, context) for kept in seen)
     return Work(
         weight_bytes=round(weights.read(batch) * item_bytes(dtype)),
@@ -108,9 +115,10 @@ def published_prefill_work(
     )
 
 
-def _seen(cache: PublishedCache, layer: CacheLayer) -> tuple[Kept, ...]:
+def _seen(cache: PublishedCache, layer: CacheLayer, *, stored: bool = False) -> tuple[Kept, ...]:
     """The rows that a layer reads: its own, or those of the layer whose rows it reuses."""
-    return layer.needed if layer.owner is None else cache.layers[layer.owner].needed
+    owner = layer if layer.owner is None else cache.layers[layer.owner]
+    return owner.stored if stored and owner.stored is not None else owner.needed
 
 
 def _macs(kept: Kept, layer: CacheLayer, context: int) -> int:

@@ -63,7 +63,7 @@ def explain(
         int | None,
         typer.Option(
             "--context",
-            help="Tokens of a window, at most: those that the model was trained on.",
+            help="Tokens of a window, at most, and never more than the model's positions.",
             show_default=f"{CONTEXT}",
         ),
     ] = None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twofold.cli.fold_tables import check_lines, heading, layer_table, parity_grid
+from twofold.cli.fold_tables import check_lines, heading, layer_table, parity_grid, parity_remarks
 from twofold.cli.grids import drawn, markdown
 from twofold.cli.output import print_json, show
 
@@ -58,7 +58,10 @@ def fold(
     ] = False,
     text: Annotated[Path | None, typer.Option(help="The text for --check.", show_default="a paragraph")] = None,
     parity: Annotated[
-        bool, typer.Option("--parity", help="Compare folded with stock on small random models of all families.")
+        bool,
+        typer.Option(
+            "--parity", help="Compare folded with stock on small random models: Gemma 4, DeepSeek-V2 to V4, GPT-2, OPT."
+        ),
     ] = False,
     out: Annotated[Path | None, typer.Option(help="With --parity: also write it as JSON.", show_default=False)] = None,
     record: Annotated[
@@ -135,7 +138,7 @@ def _print_parity(found: dict[str, Any], as_markdown: bool, as_json: bool) -> No
     elif as_markdown:
         typer.echo(markdown(grid))
     else:
-        show(drawn(grid))
+        show(drawn(grid), "", *parity_remarks(found["rows"]))
 
 
 def _check(name: str, form: str | None, dtype: str | None, text: Path | None) -> dict[str, Any]:

@@ -13,6 +13,9 @@ from twofold.cli.grids import Grid
 from twofold.cli.output import table
 from twofold.cli.quantities import mib
 
+ROUNDING = 1e-6
+"""Differences of float32 logits that count as none."""
+
 if TYPE_CHECKING:
     from twofold.folding.report import FoldingReport, LayerReport
 
@@ -33,10 +36,10 @@ def layer_table(report: FoldingReport) -> Table:
         ("layers", True),
         ("kind", False),
         ("form", False),
-        ("numbers/token", True),
-        ("folded", True),
-        ("MiB", True),
-        ("folded", True),
+        ("numbers\n/token", True),
+        ("\nfolded", True),
+        ("cache\nMiB", True),
+        ("\nfolded", True),
         ("why", False),
     ):
         shown.add_column(header, justify="right" if right else "left", no_wrap=header != "why")
@@ -75,6 +78,19 @@ def parity_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
         ],
         labels=len(words),
     )
+
+
+def parity_remarks(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How to read the table, and what it comes to."""
+    exact = [row for row in rows if row["dtype"] == "float32"]
+    within = [row for row in exact if row["max_logit_difference"] <= 2 * max(row["stock_difference"], ROUNDING)]
+    searched = [row for row in exact if row["greedy_equal"] and row["beam_equal"]]
+    return [
+        "logits off by: the largest difference of any logit, folded from stock; stock's own: of its SDPA from its "
+        "eager attention, or of a batch from each of its texts; bytes: of folded layers' caches, of two short texts",
+        f"in float32 {len(within)} of {len(exact)} are within twice stock's own (or {ROUNDING:.0e}), and "
+        f"{len(searched)} of {len(exact)} generate the same tokens, greedily and by beams",
+    ]
 
 
 def check_lines(found: dict[str, Any]) -> list[str | Text]:

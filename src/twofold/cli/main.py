@@ -17,9 +17,11 @@ import typer
 from twofold.cli import (
     advise,
     bench,
+    convert,
     doctor,
     evaluate,
     explain,
+    export,
     fold,
     generate,
     lab,
@@ -47,6 +49,8 @@ app.command("explain", epilog=explain.EXAMPLES)(explain.explain)
 app.command("fold", epilog=fold.EXAMPLES)(fold.fold)
 app.command("lab", epilog=lab.EXAMPLES)(lab.lab)
 app.command("generate", epilog=generate.EXAMPLES)(generate.generate)
+app.command("convert", epilog=convert.EXAMPLES)(convert.convert)
+app.command("export", epilog=export.EXAMPLES)(export.export)
 app.command("serve", epilog=serve.EXAMPLES)(serve.serve)
 app.add_typer(study.app, name="study")
 app.add_typer(bench.app, name="bench")

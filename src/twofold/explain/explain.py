@@ -97,7 +97,8 @@ def explain(
         _repetition(opened.model, found, seed, told)
     baseline = _losses(opened.model, found, made, parts, told) if parts is not None and sharing else None
     cost, note = cost_of(opened.model)
-    notes = (note, *refusals(opened.model, chosen), *(_notes(found, maps, given.read.tokens) if given else ()))
+    unshared = refusals(opened.model, chosen) if sharing else []
+    notes = (note, *unshared, *(_notes(found, maps, given.read.tokens) if given else ()))
     explanation = Explanation(
         model=model,
         variant=opened.variant,

@@ -23,7 +23,7 @@ CACHE_NAMES = ("cache", "past_key_values")
 """What forward passes of transformers call their cache; the second is its older name."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Folding:
     """What `fold` did: the layers that it changed, those that it left, with the reason, and by number the windows of
     sliding layers, which free what they drop from now on.
@@ -32,6 +32,11 @@ class Folding:
     folds: tuple[Fold, ...]
     stays: tuple[Unfolded, ...]
     windows: Mapping[int, int]
+
+    def __repr__(self) -> str:
+        forms = ", ".join(dict.fromkeys(one.form for one in self.folds)) or "nothing"
+        windows = f"{len(self.windows)} windows are freed"
+        return f"Folding({len(self.folds)} layers by {forms}, {len(self.stays)} stay, {windows})"
 
 
 class AdoptCache:
@@ -76,7 +81,7 @@ def plan(model: PreTrainedModel, form: str | None = None) -> Folding:
     folds, with what was looked for, and for a form that no layer takes.
     """
     if form is not None and form not in FORMS:
-        raise ValueError(f"unknown form {form!r}: choose one of {', '.join(FORMS)}")
+        raise ValueError(f"unknown form {form!r}: choose one of {', '.join(sorted(set(FORMS) - {'window'}))}")
     folds: list[Fold] = []
     stays: list[Unfolded] = []
     facts = {"sights": Sights()}
@@ -147,9 +152,13 @@ def folded_cache(model: PreTrainedModel) -> Cache:
 
 
 def unfold(model: PreTrainedModel) -> None:
-    """Give `model` its own classes back. Raises ValueError for a model that is not folded."""
-    if folding_of(model) is None:
+    """Give `model` its own classes back. Raises ValueError for a model that is not folded, or not as a whole."""
+    folding = folding_of(model)
+    if folding is None:
         raise ValueError("this model is not folded")
+    names = {name for name, module in model.named_modules() if FACTS in module.__dict__}
+    if names != {one.name for one in folding.folds}:
+        raise ValueError("this is a part of the model that was folded, or a larger one: unfold that very model")
     for module in model.modules():
         if FACTS in module.__dict__:
             use_decode_linear(module, False)

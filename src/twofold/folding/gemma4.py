@@ -108,12 +108,14 @@ def plan_layer(model: PreTrainedModel, module: Any, name: str, form: str, facts:
         facts=facts
         | {
             "rotary": rotary,
+            "layer_type": module.layer_type,
             "by_value": by_value,
             "row": layout,
             "order": key_order,
             "value_order": key_order if by_value else value_order,
             "back": torch.argsort(key_order if by_value else value_order),
-            "frequencies": frequencies[turned].clone(),
+            "turned": turned,
+            "rotary_module": model.rotary_emb,
         },
     )
 
@@ -125,6 +127,15 @@ def _frequencies(rotary: Any, layer_type: str) -> tuple[Tensor, float]:
         config = rotary.config.per_layer_config[layer_type]
         frequencies, _ = rotary.rope_init_fns[layer_type](config, "cpu", layer_type=layer_type)
     return frequencies, getattr(rotary, f"{layer_type}_attention_scaling")
+
+
+def _turning(facts: Facts, like: Tensor) -> Tensor:
+    """Angles per position of the pairs that are turned, [r/2], float32, as the model has them now: queries are turned
+    by the same, which a change of dtype rounds.
+    """
+    rotary = facts.fold.facts["rotary_module"]
+    frequencies = getattr(rotary, f"{facts.fold.facts['layer_type']}_inv_freq").to(like.device)
+    return frequencies.index_select(0, facts.tensor("turned", like)).float()
 
 
 def weights_obstacle(module: Any, form: str) -> str | None:
@@ -203,7 +214,7 @@ def _attend(
     first = _first_position(sight) if by_value else 0
     weights = None
     if first is not None and decodes(module, query_BHTD, rows, layout, sight):
-        turns = facts.tensor("frequencies", query_BHTD) if by_value else None
+        turns = _turning(facts, query_BHTD) if by_value else None
         read_BTHD = decoded(query_BHTD, rows, layout, sight, module.scaling, frequencies=turns, first_position=first)
     else:
         key_BGSD = _keys(facts, rows, sight.first_B)
@@ -222,7 +233,7 @@ def _keys(facts: Facts, rows: KeptRows, first_B: Tensor | None) -> Tensor:
         return key_BGSD
     assert first_B is not None
     place_BS = first_B[:, None] + torch.arange(key_BGSD.shape[2], device=key_BGSD.device)
-    angle_BSR = place_BS[..., None].float() * facts.tensor("frequencies", key_BGSD).float()
+    angle_BSR = place_BS[..., None].float() * _turning(facts, key_BGSD)
     cos, sin = (turn(angle_BSR)[:, None].to(key_BGSD.dtype) for turn in (torch.cos, torch.sin))
     one, other = key_BGSD[..., : rotary // 2], key_BGSD[..., rotary // 2 : rotary]
     turned = [one * cos - other * sin, other * cos + one * sin]

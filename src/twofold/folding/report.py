@@ -33,7 +33,7 @@ class LayerReport:
     bytes_after: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FoldingReport:
     """What a model caches before and after folding. Bytes are bytes of the cache alone."""
 
@@ -46,6 +46,13 @@ class FoldingReport:
     bytes_before: int
     bytes_after: int
     notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        folded = sum(layer.form is not None for layer in self.layers)
+        return (
+            f"FoldingReport({folded} of {len(self.layers)} layers fold, {self.batch} × {self.context:,} tokens in "
+            f"{self.dtype}: {self.bytes_before:,} bytes before, {self.bytes_after:,} after)"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON takes it."""
@@ -77,12 +84,16 @@ def folding_report(
         layers=layers,
         bytes_before=sum(layer.bytes_before for layer in layers),
         bytes_after=sum(layer.bytes_after for layer in layers),
-        notes=tuple(_notes(folding, layers)),
+        notes=tuple(_notes(folding, layers, context, _longest_known(text))),
     )
 
 
+def _longest_known(config: PreTrainedConfig) -> int | None:
+    return getattr(config, "max_position_embeddings", None) or getattr(config, "max_target_positions", None)
+
+
 def _longest(config: PreTrainedConfig) -> int:
-    longest = getattr(config, "max_position_embeddings", None) or getattr(config, "max_target_positions", None)
+    longest = _longest_known(config)
     if longest is None:
         raise ValueError(f"this {config.model_type} configuration names no longest context: give one")
     return longest
@@ -136,8 +147,10 @@ def _folded_bytes(fold: Fold, context: int, batch: int, dtype: str) -> int:
     return cache_bytes(fold.layout, fold.kv_heads, tokens=context, itemsize=size, batch=batch, window=fold.window)
 
 
-def _notes(folding: Folding, layers: Sequence[LayerReport]) -> list[str]:
+def _notes(folding: Folding, layers: Sequence[LayerReport], context: int, longest: int | None) -> list[str]:
     notes = []
+    if longest is not None and context > longest:
+        notes.append(f"{context:,} tokens are more than the {longest:,} positions of the model.")
     if folding.windows:
         widest = max(folding.windows.values())
         notes.append(

@@ -33,10 +33,20 @@ class FoldedLayer(RowLayer):
         self, key_states: Tensor, value_states: Tensor | None, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Append rows, as `RowLayer` does; what comes as key and value at once is kept once, and comes back twice."""
+        self._require_rows(key_states, value_states)
         if value_states is not key_states:
             return super().update(key_states, value_states)
         heads_BGSW, _ = super().update(key_states, None)
         return heads_BGSW, heads_BGSW
+
+    def _require_rows(self, key_states: Tensor, value_states: Tensor | None) -> None:
+        given = key_states.shape[1], key_states.shape[-1]
+        has_shared = value_states is not None and value_states is not key_states
+        if given != (self.kv_heads, self.layout.head_width) or has_shared != (self.layout.shared_width > 0):
+            raise ValueError(
+                f"this cache holds rows of a folded model, {self.kv_heads} × {self.layout.head_width} numbers for each "
+                f"token, and got {given[0]} × {given[1]}: give each model a cache of its own"
+            )
 
     @property
     def keys(self) -> Tensor | None:
@@ -177,6 +187,8 @@ def adopt(cache: Cache, folds: Sequence[Fold], windows: Mapping[int, int]) -> No
             continue
         while cache.layer_class_to_replicate is not None and len(layers) <= fold.layer:
             layers.append(cache.layer_class_to_replicate())
+        if fold.layer >= len(layers):
+            continue  # made for the first layers alone, where generation leaves early
         layers[fold.layer] = (fold.keeper or _folded)(layers[fold.layer], fold)
     for layer in windows:
         if layer < len(layers) and type(layers[layer]) is DynamicSlidingWindowLayer:

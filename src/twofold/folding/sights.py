@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import NamedTuple
 
 import torch
@@ -26,21 +27,47 @@ class Sight(NamedTuple):
 
 
 class Sights:
-    """The sight of the newest pass, so that its layers share it: masks and positions are told apart by identity."""
+    """The sight of the newest pass, so that its layers share it.
+
+    Masks and positions are told apart by identity and by how often they were written to. What is remembered changes in
+    one assignment, since several threads may run one model.
+    """
 
     def __init__(self) -> None:
-        self._of: tuple[object, ...] = ()
-        self._sight = Sight(plain=False)
+        self._newest: tuple[_Asked, Sight] | None = None
 
     def of(self, mask: Tensor | None, positions_BT: Tensor | None, queries: int, rows: int) -> Sight:
         """The sight of `queries` positions that come last of `rows`."""
         if torch.compiler.is_compiling():
             return _sight(mask, positions_BT, queries, rows)
-        known = self._of
-        if len(known) != 4 or known[0] is not mask or known[1] is not positions_BT or known[2:] != (queries, rows):
-            self._sight = _sight(mask, positions_BT, queries, rows)
-            self._of = (mask, positions_BT, queries, rows)
-        return self._sight
+        asked = _Asked(mask, positions_BT, (_writes(mask), _writes(positions_BT), queries, rows))
+        newest = self._newest
+        if newest is not None and asked.is_like(newest[0]):
+            return newest[1]
+        sight = _sight(mask, positions_BT, queries, rows)
+        self._newest = asked, sight
+        return sight
+
+
+class _Asked(NamedTuple):
+    mask: Tensor | None
+    positions: Tensor | None
+    numbers: tuple[int, ...]
+
+    def is_like(self, other: _Asked) -> bool:
+        """The very same tensors, unchanged since, and the same numbers."""
+        same = self.mask is other.mask and self.positions is other.positions
+        return same and self.numbers == other.numbers
+
+
+def _writes(tensor: Tensor | None) -> int:
+    """How often a tensor was written to; a tensor of inference mode does not count, and is never the same twice."""
+    if tensor is None:
+        return 0
+    return next(_UNLIKE) if tensor.is_inference() else tensor._version
+
+
+_UNLIKE = count(-1, -1)
 
 
 def _sight(mask: Tensor | None, positions_BT: Tensor | None, queries: int, rows: int) -> Sight:

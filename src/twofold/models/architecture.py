@@ -54,6 +54,8 @@ class Architecture:
       arXiv 2408.00118); `qk_norm` normalises queries and keys over each head (arXiv 2302.05442); `sinks` adds a
       learned score per head that takes weight and gives nothing (arXiv 2309.17453).
     - `scaled_embeddings` multiplies token embeddings by √width (arXiv 1706.03762, section 3.4).
+    - `qkv_bias` gives the maps to queries, keys and values biases where a block has none otherwise (Qwen2,
+      arXiv 2407.10671).
 
     `variant` may be given as notation. Raises ValueError for sizes that do not fit together.
     """
@@ -81,6 +83,7 @@ class Architecture:
     qk_norm: bool = False
     sinks: bool = False
     scaled_embeddings: bool = False
+    qkv_bias: bool = False
     variant: Variant = field(default_factory=Variant)
 
     def __post_init__(self) -> None:
@@ -137,7 +140,7 @@ class Architecture:
 
     @property
     def biases(self) -> bool:
-        """Whether linear maps have biases."""
+        """Whether all linear maps have biases."""
         return self.block == "paper"
 
     @property
@@ -218,6 +221,7 @@ class Architecture:
             qk_norm=self.qk_norm,
             sinks=self.sinks,
             borrows=self.row_owners[layer] != layer,
+            qkv_bias=self.qkv_bias,
         )
 
 

@@ -69,6 +69,7 @@ class TwofoldConfig(PreTrainedConfig):
     qk_norm: bool = False
     sinks: bool = False
     scaled_embeddings: bool = False
+    qkv_bias: bool = False
     fused_projections: bool = False
     use_cache: bool = True
     bos_token_id: int | None = None

@@ -8,7 +8,7 @@ from twofold.cache.saved import hash_tensor
 from twofold.models.architecture import FIELDS
 from twofold.models.decoder import TwofoldPreTrainedModel
 
-_WITHOUT_EFFECT = {"positions", "tied", "dropout", "initial_deviation"}
+_WITHOUT_EFFECT = {"positions", "tied", "dropout", "initial_deviation", "qkv_bias"}
 """Fields that shape no row, or only through the weights."""
 
 

@@ -37,6 +37,8 @@ def numbers(arch: Architecture) -> None:
     for name in ("head_dim", "rotary_base", "norm_epsilon", "initial_deviation"):
         if not getattr(arch, name) > 0:
             raise ValueError(f"{name} must be greater than 0, not {getattr(arch, name)}")
+    if arch.qkv_bias and arch.biases:
+        raise ValueError(f"block {arch.block} has biases everywhere: leave qkv_bias out")
     if not 0 <= arch.dropout < 1:
         raise ValueError(f"dropout must be at least 0 and below 1, not {arch.dropout}")
     if not 0 <= arch.scale_exponent <= 2:

@@ -52,4 +52,4 @@ def _unstack(state: dict[str, Tensor], name: str, module: Projections) -> None:
 
 
 def _kinds(module: Projections) -> tuple[str, ...]:
-    return ("weight",) if module.o_proj.bias is None else ("weight", "bias")
+    return ("weight",) if not module.sizes.input_biases else ("weight", "bias")

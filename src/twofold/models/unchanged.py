@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_TABLES = (*_HOOKS, "_modules", "_parameters", "_buffers")
+"""What a module keeps in dictionaries of its own, any of which may be put in another's place."""
 _PLAIN_TENSORS = (Tensor, nn.Parameter)
 
 
@@ -44,6 +46,8 @@ class Unchanged:
         self._modules.append(module)
         self._classes.append(kind)
         self._dictionaries.append(module.__dict__)
+        for name in _TABLES:
+            self._look_up(module.__dict__, name)
         self._hooks += [module.__dict__[name] for name in _HOOKS]
         if kind is nn.Dropout:
             self._dropouts.append(module)
@@ -73,6 +77,7 @@ class Unchanged:
         now = [table.get(name) for table, name in zip(self._tables, self._names, strict=True)]
         return (
             all(map(is_, now, self._found))
+            and all(map(is_, [module.__dict__ for module in self._modules], self._dictionaries))
             and [module.__class__ for module in self._modules] == self._classes
             and [_state_of(tensor) for tensor in self._tensors] == self._state
         )

@@ -85,11 +85,15 @@ FAMILIES: dict[str, tuple[Words, ...]] = {
             "of the same shape and the largest possible.",
             "Roy and Vetterli, 2007, as in arXiv 2606.04032",
         ),
-        Words(
-            "([qkv])_spectrum",
-            "Spectrum",
-            "Singular values from the largest, which is 1: the sooner a line falls, the fewer dimensions do the work.",
-            "Roy and Vetterli, 2007",
+        *(
+            Words(
+                f"{letter}_spectrum",
+                f"Spectrum of {letter}_proj",
+                "Singular values from the largest, which is 1, a line for each layer: the sooner it falls, the fewer "
+                "dimensions do the work.",
+                "Roy and Vetterli, 2007",
+            )
+            for letter in "qkv"
         ),
         Words(
             "([qkv])_stable",

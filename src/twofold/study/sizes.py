@@ -56,6 +56,7 @@ class Sizes(SpecPart):
     qk_norm: bool | None = None
     sinks: bool | None = None
     scaled_embeddings: bool | None = None
+    qkv_bias: bool | None = None
 
     @property
     def given(self) -> dict[str, Any]:

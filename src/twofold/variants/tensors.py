@@ -18,7 +18,8 @@ MATRIX_NAMES = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
 class LayerSizes:
     """What the shapes of a layer's tensors depend on beside the variant. Counts of dims; `rotary_dims` 0 for none.
 
-    `borrows` says that the layer reads another layer's rows and makes none.
+    `borrows` says that the layer reads another layer's rows and makes none. `biases` are those of every map,
+    `qkv_bias` those of the maps that make queries, keys and values alone.
     """
 
     width: int
@@ -30,6 +31,12 @@ class LayerSizes:
     qk_norm: bool = False
     sinks: bool = False
     borrows: bool = False
+    qkv_bias: bool = False
+
+    @property
+    def input_biases(self) -> bool:
+        """Whether the maps that make queries, keys and values have biases."""
+        return self.biases or self.qkv_bias
 
 
 class Matrix(NamedTuple):
@@ -99,7 +106,7 @@ def _projections(variant: Variant, sizes: LayerSizes) -> dict[str, Matrix]:
         if role not in variant.unprojected and not (sizes.borrows and role != "query"):
             made |= _map(MATRIX_NAMES[role], outputs[role], sizes, variant, role)
     if apart and not sizes.borrows:
-        made["k_rope_proj"] = Matrix(apart, sizes.width, sizes.biases)
+        made["k_rope_proj"] = Matrix(apart, sizes.width, sizes.input_biases)
     return made
 
 
@@ -109,22 +116,22 @@ def _map(name: str, outputs: int, sizes: LayerSizes, variant: Variant, role: str
         hidden = max(1, sizes.width * outputs // (sizes.width + outputs))
         return {
             f"{name}.hidden": Matrix(hidden, sizes.width, False),
-            f"{name}.out": Matrix(outputs, hidden, sizes.biases),
+            f"{name}.out": Matrix(outputs, hidden, sizes.input_biases),
         }
     if variant.rank is not None:
         return {
             f"{name}.down": Matrix(variant.rank, sizes.width, False),
-            f"{name}.up": Matrix(outputs, variant.rank, sizes.biases),
+            f"{name}.up": Matrix(outputs, variant.rank, sizes.input_biases),
         }
-    return {name: Matrix(outputs, sizes.width, sizes.biases)}
+    return {name: Matrix(outputs, sizes.width, sizes.input_biases)}
 
 
 def _latent(sizes: LayerSizes) -> dict[str, Matrix]:
     heads_width = sizes.heads * sizes.head_dim
     return {
-        "q_proj": Matrix(sizes.heads * (sizes.head_dim + sizes.rotary_dims), sizes.width, sizes.biases),
-        "latent_proj": Matrix(sizes.latent_dims, sizes.width, sizes.biases),
-        "k_rope_proj": Matrix(sizes.rotary_dims, sizes.width, sizes.biases),
+        "q_proj": Matrix(sizes.heads * (sizes.head_dim + sizes.rotary_dims), sizes.width, sizes.input_biases),
+        "latent_proj": Matrix(sizes.latent_dims, sizes.width, sizes.input_biases),
+        "k_rope_proj": Matrix(sizes.rotary_dims, sizes.width, sizes.input_biases),
         "k_up_proj": Matrix(heads_width, sizes.latent_dims, False),
         "v_up_proj": Matrix(heads_width, sizes.latent_dims, False),
     }

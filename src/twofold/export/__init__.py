@@ -1,0 +1,1 @@
+"""Models trained here as models of other engines: exact, checked, or refused with the reason."""

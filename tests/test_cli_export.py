@@ -1,0 +1,86 @@
+"""`twofold export`: the folder, what is printed, the tokenizer that comes along, and refusals in one line."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from command_line import run
+from small_models import small_model
+from twofold.data.byte_tokens import END, VOCABULARY, byte_tokenizer
+from twofold.models.load import load_model
+
+TEXT = "def main():\n    return 'é' <|end|>"
+
+
+def saved(folder, variant, *, tokenizer=True, **others):
+    ends = {"bos_token_id": END, "eos_token_id": END, "pad_token_id": END}
+    model = small_model(variant, vocab_size=VOCABULARY, hidden_size=12, **ends, **others).float()
+    model.save_pretrained(folder / "model")
+    if tokenizer:
+        byte_tokenizer().save_pretrained(folder / "model")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def decoupled(tmp_path_factory):
+    return saved(tmp_path_factory.mktemp("run"), "K=V GQA-2 decoupled", rotary="partial", rotary_dims=4)
+
+
+def test_deepseek_is_written_checked_and_usable(capsys, decoupled, tmp_path):
+    out = tmp_path / "deep" / "seek"
+    done = run(capsys, "export", str(decoupled), "--format", "deepseek", "--out", str(out))
+    assert done.code == 0, done.err
+    assert "K=V GQA-2 decoupled as deepseek_v3" in done.out
+    assert "cache: 24 numbers per token and layer here, 24 there\n" in done.out
+    assert "16 greedy tokens equal; caches measured: 24 and 24 numbers" in done.out
+    assert [path.name for path in out.parent.iterdir()] == ["seek"]
+    record = json.loads((out / "export.json").read_text())
+    assert record["check"]["greedy_equal"] is True
+    assert record["check"]["max_logit_difference"] < 1e-4
+    assert set(record["environment"]) >= {"twofold", "transformers", "torch"}
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(out).eval(), AutoTokenizer.from_pretrained(out)
+    ours = load_model(decoupled).eval()
+    ids = tokenizer(TEXT, return_tensors="pt").input_ids
+    assert ids.tolist() == [byte_tokenizer()(TEXT).input_ids]
+    assert model.generation_config.eos_token_id == ours.generation_config.eos_token_id == END
+    written = [each.generate(ids, max_new_tokens=9, do_sample=False) for each in (ours, model)]
+    assert torch.equal(*written)
+
+
+def test_padded_json_is_the_record(capsys, decoupled, tmp_path):
+    out = tmp_path / "padded"
+    done = run(capsys, "export", str(decoupled), "--format", "deepseek", "--pad", "256+64", "--out", str(out), "--json")
+    assert done.code == 0, done.err
+    record = json.loads(done.out)
+    assert record == json.loads((out / "export.json").read_text())
+    assert (record["pad"], record["tied"], record["target_cache_numbers"]) == ("256+64", False, 320)
+    assert (record["keeps_saving"], record["check"]["target_cache_numbers"]) == (False, 320)
+
+
+def test_llama_says_that_it_saves_nothing(capsys, tmp_path):
+    """A model of bytes that was saved without a tokenizer gets that of bytes."""
+    folder = saved(tmp_path / "run", "K=V MQA on_read", tokenizer=False)
+    done = run(
+        capsys, "export", str(folder), "--format", "llama", "--untied", "--no-check", "--out", str(tmp_path / "out")
+    )
+    assert done.code == 0, done.err
+    assert "not checked" in done.out
+    assert "20 there: more than the model itself" in done.out
+    assert "This export saves no memory" in done.out
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")(TEXT).input_ids == byte_tokenizer()(TEXT).input_ids
+    assert not AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.tie_word_embeddings
+
+
+def test_refusals_are_one_line(capsys, decoupled, tmp_path):
+    out = str(tmp_path / "out")
+    refused = run(capsys, "export", str(decoupled), "--format", "llama", "--out", out)
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.startswith("twofold export: K=V GQA-2 decoupled cannot be exported as llama without loss")
+    assert refused.err.count("\n") == 1
+    unknown = run(capsys, "export", str(decoupled), "--format", "onnx", "--out", out)
+    assert "unknown format 'onnx'" in unknown.err
+    missing = run(capsys, "export", str(tmp_path / "nothing"), "--format", "llama", "--out", out)
+    assert "is not a folder" in missing.err
+    assert not (tmp_path / "out").exists()
