@@ -126,9 +126,9 @@ def test_prices_are_of_a_million_tokens():
             price_per_million(price, 1)
 
 
-@pytest.mark.parametrize("efficiency", [0, -0.5, 1.01, float("nan")])
+@pytest.mark.parametrize("efficiency", [0, -0.5, 1e-320, 1.01, float("nan")])
 def test_an_efficiency_is_a_share(efficiency):
-    with pytest.raises(ValueError, match="above 0 and at most 1"):
+    with pytest.raises(ValueError, match=r"at least 0\.001 and at most 1"):
         roof(Work(1, 1, 1), DEVICE, "float32", efficiency)
 
 

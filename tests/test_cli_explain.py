@@ -180,6 +180,27 @@ def test_mistakes_are_told_in_a_line(capsys, models, text, tmp_path, no_network)
     assert "there is nothing at" in refused(capsys, tmp_path / "absent" / "model")
     assert "holds no model" in refused(capsys, tmp_path)
     assert "is not a file" in refused(capsys, tmp_path / "absent.gguf")
+    seed = refused(capsys, llama, "--seed", 2**64)
+    assert "--seed" in seed
+    assert str(2**63 - 1) in seed
+    assert explained(capsys, llama, "--layers", "0", "--seed", 2**63 - 1)["seed"] == 2**63 - 1
+
+
+def test_a_typo_beside_a_folder_is_not_looked_for_on_the_hub(capsys, models, no_network, monkeypatch):
+    monkeypatch.chdir(models.parent)
+    told = refused(capsys, f"{models.name}/lama")
+    assert told.startswith(f"the folder {models.name} holds no lama, but K=V, QKV, llama: give")
+
+
+def test_too_few_tokens_for_r2_are_counted(capsys, models, text):
+    few, enough = (
+        explained(capsys, models / "llama", "--text", text, "--tokens", count, "--no-patterns") for count in (43, 44)
+    )
+    told = "R² of keys or values with 20 dims needs 44 tokens, and 43 were read: give more with --tokens."
+    assert told in few["notes"]
+    assert few["layers"][0]["similarity"]["r2_v_from_k"] is None
+    assert told not in enough["notes"]
+    assert enough["layers"][0]["similarity"]["r2_v_from_k"] is not None
 
 
 def test_damaged_and_unknown_models_are_told_in_a_line(capsys, models, tmp_path):

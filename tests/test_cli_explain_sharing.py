@@ -1,10 +1,11 @@
 """`twofold explain --sharing`, and `--show` of the record that it makes."""
 
 import json
+import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from command_line import run
 from test_cli_explain import LAYERS, explained, models, refused, text  # noqa: F401  (fixtures)
@@ -79,3 +80,48 @@ def test_mistakes_are_told_in_a_line(capsys, models, text, shared, tmp_path):  #
     assert "--show prints" in refused(capsys, llama, "--show", shared)
     assert "give a model" in refused(capsys)
     assert "not JSON" in refused(capsys, "--show", text)
+    for words in (["--text", text], ["--sharing"], ["--layers", "1"], ["--task", "own"], ["--seed", 3]):
+        assert f"--show measures nothing: leave {words[0]} out" in refused(capsys, "--show", shared, *words)
+
+
+def test_a_record_is_written_with_its_page(capsys, shared, tmp_path):
+    shown = run(capsys, "explain", "--show", str(shared), "--out", str(tmp_path / "new"))
+    assert (shown.code, shown.err) == (0, "")
+    assert shown.out.endswith(f"{tmp_path / 'new' / 'explain.html'}\n")
+    assert read_explanations(tmp_path / "new" / "explain.json") == read_explanations(shared)
+    assert (tmp_path / "new" / "explain.html").read_text().endswith("</html>\n")
+
+
+def broken(folder, change):
+    """The folder of a Llama with changed weights."""
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("letter", ["k", "v"])
+def test_weights_that_are_no_numbers_are_named(capsys, models, tmp_path, letter):  # noqa: F811
+    def change(weights):
+        weights[f"model.layers.1.self_attn.{letter}_proj.weight"][3, 5] = float("inf")
+
+    folder = broken(shutil.copytree(models / "llama", tmp_path / "llama"), change)
+    named = {"k": "key", "v": "value"}[letter]
+    assert f"weights of layer 1 hold NaN or infinity: those of {named};" in refused(capsys, folder)
+
+
+def test_a_loss_that_is_no_number_is_told_before_the_work(capsys, models, text, tmp_path, monkeypatch):  # noqa: F811
+    def change(weights):
+        weights[f"model.layers.{LAYERS - 1}.mlp.up_proj.weight"][:] = float("nan")
+
+    folder = broken(shutil.copytree(models / "llama", tmp_path / "llama"), change)
+    monkeypatch.setattr("twofold.explain.explain._activations", None)
+    assert "the model's loss on the text is nan" in refused(capsys, folder, "--text", text, "--sharing")
+
+
+def test_layers_that_are_given_no_numbers_are_named(capsys, models, text, tmp_path):  # noqa: F811
+    def change(weights):
+        weights["model.layers.0.mlp.up_proj.weight"][:] = float("nan")
+
+    folder = broken(shutil.copytree(models / "llama", tmp_path / "llama"), change)
+    assert "layer 1 is given NaN or infinity on these tokens" in refused(capsys, folder, "--text", text)

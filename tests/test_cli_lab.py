@@ -5,9 +5,12 @@ import shutil
 import subprocess
 import sys
 
+import torch
+
 from command_line import run
 from pages import Reader
 from tiny_study import files
+from twofold.models.load import load_model
 
 SHORT = ("tokens=1024", "model.layers=1", "data.context=32", "data.held_out=0.2")
 
@@ -63,11 +66,22 @@ def test_mistakes_are_told_in_a_line(capsys, finished_study, tmp_path):
     assert "--set changes the models" in refused(capsys, one, "--set", "tokens=9")
     assert "unknown key 'tokns'" in refused(capsys, "--set", "tokns=9", "--out", tmp_path / "new")
     assert "another --sentence" in refused(capsys, one, "--sentence", "x" * 65, "--out", tmp_path)
+    assert "not UTF-8 from its character 1 on" in refused(capsys, "--sentence", "a\udcff\udcfe", "--out", tmp_path)
     windowed = shutil.copytree(one, tmp_path / "windowed")
     config = json.loads((windowed / "model/config.json").read_text())
     changed = {**config, "sliding_window": 5, "layer_pattern": "S"}
     (windowed / "model/config.json").write_text(json.dumps(changed))
     assert "does not show a window" in refused(capsys, windowed)
+    assert not (tmp_path / "lab.html").exists()
+
+
+def test_a_run_that_diverged_is_refused_by_name(capsys, finished_study, tmp_path):
+    diverged = shutil.copytree(next(finished_study.glob("runs/*")), tmp_path / "diverged")
+    model = load_model(diverged)
+    with torch.no_grad():
+        model.model.norm.weight[:2] = torch.tensor([torch.nan, torch.inf])
+    model.save_pretrained(diverged / "model")
+    assert f"{diverged}: 2 of its weights are NaN" in refused(capsys, diverged, "--out", tmp_path)
     assert not (tmp_path / "lab.html").exists()
 
 

@@ -58,6 +58,22 @@ def test_damaged_files_are_named(tmp_path, change, told):
     assert str(path) in str(error.value)
 
 
+@pytest.mark.parametrize("count", [0, 3])
+def test_neither_none_nor_three_are_read(tmp_path, count):
+    path = tmp_path / "explain.json"
+    path.write_text(json.dumps([as_json(synthetic_explanation(), maps=False)] * count))
+    with pytest.raises(ValueError, match=f"holds {count} explanations, and one or two"):
+        read_explanations(path)
+
+
+@pytest.mark.parametrize(("content", "told"), [("[" * 100_000, "not JSON"), ("5", "all: Input should be")])
+def test_what_is_no_record_is_told_in_a_line(tmp_path, content, told):
+    (tmp_path / "explain.json").write_text(content)
+    with pytest.raises(ValueError, match=told) as error:
+        read_explanations(tmp_path / "explain.json")
+    assert "\n" not in str(error.value)
+
+
 def test_the_record_and_its_page_never_import_torch():
     code = "import sys, twofold.explain.record, twofold.report.explain_page; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -16,6 +16,7 @@ from twofold.explain.sharing_loss import (
     foretold_by_weights,
     halves,
     measured,
+    own_loss,
     require_losses,
     text_loss,
 )
@@ -217,7 +218,8 @@ def test_measured_losses_are_those_of_one_layer_at_a_time():
         _, made_of[found.layer] = foretold_by_inputs(model, found.layer, parts.fitted(found.row_x_BTM)[:50])
     assert set(made_of[0]) == {"value_from_key"}  # 50 inputs tell nothing of 60 joint dims
     steps = []
-    baseline, losses = measured(model, made_of, parts.scored_BT, lambda done, total: steps.append((done, total)))
+    baseline = own_loss(model, parts)
+    losses = measured(model, made_of, parts.scored_BT, baseline, lambda done, total: steps.append((done, total)))
     assert baseline == text_loss(model, parts.scored_BT)
     assert steps == [(0, 2), (1, 2)]
     for layer in range(2):

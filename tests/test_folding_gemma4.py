@@ -257,6 +257,7 @@ def test_rows_are_refused_where_every_dim_is_turned():
 
 
 @pytest.mark.system  # half a minute of tracing
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_steps_give_the_same_logits():
     model = gemma4(layer_types=["sliding_attention", "full_attention"], **KERNEL)
     ids_BT = some_tokens(1, 11)

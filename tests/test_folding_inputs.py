@@ -216,6 +216,7 @@ def test_the_limit_between_both_ways_is_half_of_a_heads_dims(monkeypatch):
         assert called
 
 
+@pytest.mark.system  # half a minute of tracing
 def test_compiled_steps():
     model, ids = gpt2(n_layer=1), random_ids(2, LENGTH)
     with torch.no_grad():

@@ -102,11 +102,10 @@ print(type(AutoConfig.from_pretrained(FOLDER)).__name__, type(model).__name__, m
 @pytest.mark.parametrize(
     "first",
     [
-        "import twofold",
         "import transformers\nimport twofold",
         "import twofold\nfrom transformers import LlamaForCausalLM",  # whose file imports the Auto classes half-way
     ],
-    ids=["before", "after", "beside a model"],
+    ids=["after", "before, beside a model"],
 )
 def test_auto_classes_load_in_a_fresh_process(first, tmp_path):
     model = small_model("K=V GQA-2")

@@ -297,6 +297,7 @@ def test_more_tokens_than_a_product_takes_go_block_by_block(taken):
     assert {shape[:2] for shape in taken} == {(1, 2)}  # what is left at the end
 
 
+@pytest.mark.system  # tracing takes longer than the rest of this file
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiled_step_gives_the_same(taken, monkeypatch):
     made, ids = model(num_hidden_layers=1), random_ids(1, LENGTH)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from command_line import run
+from twofold.folding import parity
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -28,8 +29,9 @@ def workplace(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_commands_and_python_run_in_their_order(workplace, capsys):
-    """With the smoke study in the demo's place and little held-out text, so that it takes seconds."""
+def test_commands_and_python_run_in_their_order(workplace, capsys, monkeypatch):
+    """With the smoke study in the demo's place, little held-out text and one family to fold: it takes seconds."""
+    monkeypatch.setattr(parity.parity, "__defaults__", (("gpt2",), ("float32",), None))
     commands = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("twofold ")]
     assert len(commands) >= 10
     for command in commands:

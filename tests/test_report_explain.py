@@ -84,6 +84,28 @@ def test_two_models_share_figures_over_layers_and_are_told_apart():
     assert len(ids(page, "reading")) == 2 * len({"reading", "data"})
 
 
+def test_the_largest_possible_is_told_apart_from_random_matrices():
+    lines = depth_figure([synthetic_explanation()], [""], "rank", words_of("rank", "k")).data
+    assert {line.name: line.line.dash for line in lines} == {
+        "K": "solid",
+        "K, most possible": "dashdot",
+        "K, random": "dot",
+    }
+
+
+def test_captions_speak_of_dotted_lines_only_where_lines_are(page):
+    captions = re.findall(r'<figcaption id="caption-(.*?)">(.*?)</figcaption>', page)
+    dotted = {id for id, said in captions if "dotted" in said.lower()}
+    assert dotted
+    assert not [id for id in dotted if "-heads-" in id or "-list-" in id]
+    heads = [words for known in FAMILIES.values() for words in known if words.lines]
+    assert all("otted" not in words.short_caption and "otted" in words.caption for words in heads)
+
+
+def test_the_view_of_attention_says_how_many_tokens_it_shows(page):
+    assert f"Of the text’s 31 tokens the first {TOKENS} are shown." in page
+
+
 def test_figures_hold_the_records_numbers():
     one = synthetic_explanation()
     line = depth_figure([one], [""], "similarity", words_of("similarity", "cka_kv")).data[0]

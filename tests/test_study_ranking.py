@@ -1,5 +1,6 @@
 """Rankings obey their budgets, put what was measured first, and carry every interval through unchanged."""
 
+import json
 import math
 import re
 
@@ -12,6 +13,7 @@ from twofold.analysis import costs
 from twofold.analysis.device_plan import Use, on_device
 from twofold.analysis.devices import find_devices
 from twofold.models.architecture import Architecture
+from twofold.models.presets import architecture
 from twofold.study.evidence import read_evidence, result_files
 from twofold.study.published import PERPLEXITIES, doubts, loss_difference
 from twofold.study.ranking import candidates, rank
@@ -20,7 +22,7 @@ from twofold.study.results import write_results
 from twofold.study.scenarios import scenario, scenarios
 
 SIZES = {"layers": 3, "width": 24, "heads": 4, "head_dim": 6, "mlp": 37, "vocab": 257, "positions": 301}
-CACHES = {"QKV": 960, "K=V": 480, "GQA-2": 480, "MQA": 240, "K=V MQA": 120, "Q=K": 960}
+CACHES = {"QKV": 960, "K=V": 480, "GQA-2": 480, "MQA": 240, "K=V MQA": 120, "Q=K": 960, "K=V on_read": 480}
 """Bytes per token in float32 in proportion to what four heads cache."""
 NOISE = (0.9, -1.1, 0.2)
 VARIANTS = ("QKV", "K=V", "Q=K=V", "GQA-2", "MQA", "K=V MQA", "K=V GQA-2")
@@ -187,6 +189,24 @@ def test_the_budget_is_met_by_the_whole_interval_alone(records):
     assert (entry.verdict, found.headline.split(",")[0]) == ("open", "QKV")
 
 
+def test_the_headline_names_every_other_that_meets_the_budget(records):
+    read = records(one={"QKV": 2.0, "Q=K": 2.01, "K=V": 2.4})
+    for quality, told in ((5, "QKV, the baseline itself: Q=K met the quality"), (0.2, "no other variant that fits")):
+        assert told in ranking(read, ("QKV", "Q=K", "K=V"), quality=quality).headline
+
+
+def test_without_a_budget_the_headline_claims_no_more_than_was_told_apart(records):
+    assert ranking(records()).headline.startswith("Nothing was measured: QKV stands first (baseline)")
+    unsure = ranking(records(a=results_of({"QKV": 2.0, "K=V": 1.99}, noise=0.3)), ("QKV", "K=V"))
+    assert unsure.headline.startswith("K=V stands first (measured), not told apart from the baseline")
+    worse = ranking(records(a=results_of({"QKV": 2.0, "K=V": 2.05}, noise=0.3)), ("QKV", "K=V"))
+    assert worse.headline.startswith("QKV stands first (baseline), and K=V not told apart from it")
+    untrained = ranking(records(a=results_of({"QKV": 2.0, "K=V": 1.95}, bigram=1.9)), ("QKV", "K=V"))
+    assert untrained.headline.startswith("K=V stands first (measured), not told apart")
+    sure = ranking(records(a={"QKV": 2.0, "K=V": 1.8}), ("QKV", "K=V"))
+    assert sure.headline.startswith("K=V leads by quality (measured)")
+
+
 def test_a_weaker_sharing_that_was_measured_meets_nothing(records):
     read = records(one={"QKV": 2.0, "K=V": 2.0, "MQA": 2.0, "K=V MQA": 2.4})
     wide = {**SIZES, "heads": 8}
@@ -196,6 +216,9 @@ def test_a_weaker_sharing_that_was_measured_meets_nothing(records):
         "MQA": "open",
         "K=V MQA": "misses",
     }
+    assert "within 3 % there, which leaves it open here because the sharing was weaker there" in " ".join(
+        entry_of(found, "MQA").reasons
+    )
     assert any("a stronger sharing that was not measured" in line for line in entry_of(found, "MQA").warnings)
     assert not any("stronger sharing" in line for line in entry_of(found, "K=V").warnings)
     for dtype in ("int8", "bfloat16"):  # scales of int8 rows do not change what is shared
@@ -258,6 +281,40 @@ def test_a_damaged_record_is_said_and_left_out(records, tmp_path):
     assert "twofold study report" in read.unused[0]
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        (("runs",), [], "it has no run of"),
+        (("summary", 1, "variant"), "K=W", "it has no comparison of K=W with QKV"),
+        *((("runs", 3, "configuration", "sizes"), bad, "sizes: Input should be") for bad in (None, [], 3, "x")),
+        *((("runs", 3, "configuration", "matched"), bad, "matched: Input should be") for bad in (None, 3)),
+        (("runs", 3, "configuration", "sizes"), {"rotary": 5}, "sizes.rotary: Input should be a valid string"),
+        *((("summary", 0, "bits_per_byte", "mean"), bad, "bits_per_byte: Input should be") for bad in (0, -2.0)),
+        (("summary", 0, "bits_per_byte", "mean"), 1e-320, "percent: Input should be a finite number"),
+        *((("summary", 0, "cache_bytes_per_token"), bad, "cache_bytes_per_token: Input") for bad in (0, -1)),
+        (("summary", 1, "parameters"), {}, "total_parameters: Input should be"),
+    ],
+)
+def test_a_damaged_number_leaves_the_file_out_and_the_rest_is_ranked(records, tmp_path, path, value, told):
+    records(bad={"QKV": 2.0, "K=V": 2.03}, good={"QKV": 2.0, "MQA": 2.09})
+    file = tmp_path / "bad" / "results.json"
+    content = json.loads(file.read_text())
+    *way, last = path
+    place = content
+    for step in way:
+        place = place[step]
+    place[last] = value
+    if path[-1] == "variant":
+        place["label"] = value
+    file.write_text(json.dumps(content))
+    read = read_evidence(result_files([tmp_path]), "QKV")
+    assert set(read.evidence) == {"MQA"}
+    (line,) = read.unused
+    assert line.startswith(f"{file}: ")
+    assert told in line
+    assert "\n" not in line
+
+
 def test_files_are_found_below_folders_and_a_missing_place_is_told(records, tmp_path):
     records(one=LEVELS, two=LEVELS)
     inside = tmp_path / "one" / "results.json"
@@ -289,7 +346,8 @@ def test_a_context_that_cannot_run_is_warned_of(records):
     assert any(
         "end at 301" in line for line in ranking(records(), ("K=V",), sizes=learned, context=302).ranked[0].warnings
     )
-    assert not ranking(records(), ("K=V",), sizes=learned, context=301).ranked[0].warnings
+    runs = ranking(records(), ("K=V",), sizes=learned, context=301).ranked[0].warnings
+    assert not any("end at" in line for line in runs)
 
 
 def test_candidates_are_the_paper_s_for_the_heads_and_what_was_measured(records):
@@ -299,6 +357,29 @@ def test_candidates_are_the_paper_s_for_the_heads_and_what_was_measured(records)
     )  # fmt: skip
     assert "GQA-2" in candidates(Architecture(**SIZES), read)
     assert not any("GQA" in one for one in candidates(Architecture(**{**SIZES, "heads": 3}), read))
+
+
+def test_a_treatment_of_rotary_is_no_candidate_without_rotary(records):
+    read = records(one={"QKV": 2.0, "K=V on_read": 2.1, "MQA": 2.2})
+    learned = Architecture(**{**SIZES, "block": "paper"})
+    assert "K=V on_read" in candidates(Architecture(**SIZES), read)
+    assert "K=V on_read" not in candidates(learned, read)
+
+
+def test_a_published_figure_of_another_model_is_warned_of(records):
+    def warnings(**sizes):
+        return (
+            rank([architecture("300M", variant="K=V", **sizes)], architecture("300M", **sizes), asked, read)
+            .ranked[0]
+            .warnings
+        )
+
+    asked, read = Ask(context=101), records()
+    assert not any("published of" in line for line in warnings())
+    heads = architecture("300M").heads
+    told = f"and {heads} query heads, here {costs.parameters(architecture('300M', variant='K=V'))['total']:,}"
+    assert any(told in line for line in warnings(heads=2 * heads, head_dim=architecture("300M").head_dim // 2))
+    assert any("published of" in line for line in warnings(layers=2))
 
 
 def test_every_scenario_has_a_device_and_a_memory_that_something_fits():

@@ -142,6 +142,8 @@ def test_a_run_goes_on_compiled_and_not(compiled_and_not, plain):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_no_name_tells_of_the_compiler(compiled_and_not, plain, tmp_path):
     for folder, (model, _) in compiled_and_not:
         model.save_pretrained(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -16,24 +17,41 @@ from twofold.variants.layout import ITEM_BYTES, SCALE_BYTES, item_bytes
 FIRST_CHOICE = ("H100 SXM", "RTX 4090", "Apple M2", "Raspberry Pi 5")
 """The devices that are shown where none is named: one of each kind."""
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Amount = Annotated[float, Field(ge=1e-3, le=1e9, strict=True, allow_inf_nan=False)]
 _GIGA, _TERA = 1e9, 1e12
+_UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # controls, direction marks, halves of pairs, line ends
 
 
 class Device(BaseModel):
-    """A device's roofs. `memory_gb` and `bandwidth_gb_s` in units of 10⁹ bytes, `peak_tflops` in 10¹² operations per
-    second by dtype, dense, with a multiply-add as two. `source` and `url` say where the figures are from.
+    """A device's roofs, each number from 0.001 to 10⁹.
+
+    `memory_gb` and `bandwidth_gb_s` in units of 10⁹ bytes, `peak_tflops` in 10¹² operations per second by dtype, dense,
+    with a multiply-add as two. `source` and `url` say where the figures are from.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(min_length=1)
     kind: str = ""
-    memory_gb: Positive
-    bandwidth_gb_s: Positive
-    peak_tflops: dict[str, Positive]
+    memory_gb: Amount
+    bandwidth_gb_s: Amount
+    peak_tflops: dict[str, Amount]
     source: str = Field(min_length=1)
     url: str = ""
+
+    @field_validator("name", "kind", "source", "url")
+    @classmethod
+    def _can_be_printed(cls, text: str) -> str:
+        if any(unicodedata.category(letter) in _UNPRINTABLE for letter in text.strip()):
+            raise ValueError("it has a control character or a line end: write it in one line of plain text")
+        return text.strip()
+
+    @field_validator("name")
+    @classmethod
+    def _can_be_asked_for(cls, name: str) -> str:
+        if not _key(name):
+            raise ValueError("it has no letter and no digit, so that --device cannot find it")
+        return name
 
     @field_validator("peak_tflops")
     @classmethod
@@ -96,9 +114,19 @@ def parse_devices(text: str, name: str) -> tuple[Device, ...]:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(f"{name} is not YAML: {error}") from error
+    except (ValueError, OverflowError) as error:  # a date or a number that cannot be
+        raise ValueError(f"{name} has a value that YAML cannot read: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"{name} is nested too deeply: write a list of devices") from error
     if not isinstance(content, list) or not content:
         raise ValueError(f"{name}: write a list of devices, each with {', '.join(_fields())}")
-    return tuple(_device(entry, place, name) for place, entry in enumerate(content, start=1))
+    devices = tuple(_device(entry, place, name) for place, entry in enumerate(content, start=1))
+    seen: dict[str, int] = {}
+    for place, device in enumerate(devices, start=1):
+        first = seen.setdefault(_key(device.name), place)
+        if first != place:
+            raise ValueError(f"{name}: device {place} ({device.name}) has the name of device {first}: rename one")
+    return devices
 
 
 def find_devices(names: Sequence[str], file: Path | None = None) -> tuple[Device, ...]:
@@ -133,7 +161,7 @@ def _fields() -> list[str]:
 def _device(entry: Any, place: int, file: str) -> Device:
     if not isinstance(entry, dict):
         raise ValueError(f"{file}: device {place} is no mapping: write {', '.join(_fields())}")
-    where = f"{file}: device {place} ({entry.get('name', 'without a name')})"
+    where = f"{file}: device {place} ({_shown(entry.get('name', 'without a name'))})"
     unknown = [str(key) for key in entry if key not in Device.model_fields]
     if unknown:
         near = difflib.get_close_matches(unknown[0], Device.model_fields, n=1)
@@ -146,4 +174,10 @@ def _device(entry: Any, place: int, file: str) -> Device:
     except ValidationError as error:
         fault = error.errors()[0]
         told = fault["msg"].removeprefix("Value error, ")
-        raise ValueError(f"{where}: {'.'.join(map(str, fault['loc']))}: {told}") from error
+        raise ValueError(f"{where}: {_shown('.'.join(map(str, fault['loc'])))}: {told}") from error
+
+
+def _shown(value: Any) -> str:
+    """As text that a terminal can take."""
+    text = str(value)
+    return text if text.isprintable() else repr(text)

@@ -13,6 +13,7 @@ from twofold.analysis.devices import Device
 
 SECONDS_PER_HOUR = 3_600
 MILLION = 1_000_000
+LEAST_EFFICIENCY = 1e-3
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,12 @@ class Roof:
 def roof(work: Work, device: Device, dtype: str, efficiency: float = 1.0) -> Roof:
     """Seconds for `work` on numbers stored as `dtype`, at the share `efficiency` of both roofs.
 
-    Raises ValueError for an efficiency that is not above 0 and at most 1, and for a dtype that the device lacks.
+    Raises ValueError for an efficiency below 0.001 or above 1, and for a dtype that the device lacks.
     """
-    if not 0 < efficiency <= 1:
-        raise ValueError(f"efficiency is a share of the roof, above 0 and at most 1, not {efficiency:g}")
+    if not LEAST_EFFICIENCY <= efficiency <= 1:
+        raise ValueError(
+            f"efficiency is a share of the roof, at least {LEAST_EFFICIENCY:g} and at most 1, not {efficiency:g}"
+        )
     return Roof(
         memory_seconds=work.bytes / (efficiency * device.bandwidth),
         compute_seconds=work.flops / (efficiency * device.peak(dtype)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +34,7 @@ EXAMPLES = """[bold]Examples[/bold]
 DEFAULT_PRESET = "300M"
 DEFAULT_RECORDS = Path("runs")
 CONFIG = "config.json"
+SURELY_PERCENT = 0.1  # below it, a number without a sign may be a share
 
 
 def advise(
@@ -128,11 +130,16 @@ def advise(
 
 
 def parse_percent(text: str) -> float:
-    """A percentage from `2%`, `2 %` or `2`; raises ValueError for anything else."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%?", text.strip())
+    """A percentage from `2%`, `2 %` or `2`; raises ValueError for anything else, as `0.02`, which may mean 2 %."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", text.strip())
     if match is None:
         raise ValueError(f"cannot read {text!r} as a share that may be lost: write 2% or 0.5%")
-    return float(match[1])
+    percent = float(match[1])
+    if not math.isfinite(percent):
+        raise ValueError("the share that may be lost is too large a number: write 2% or 0.5%")
+    if not match[2] and 0 < percent < SURELY_PERCENT:
+        raise ValueError(f"{text!r} may be a share or a percentage: write {100 * percent:g}% or {percent:g}%")
+    return percent
 
 
 def _one_model(model: str | None, preset: str | None, config: str | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +13,7 @@ import typer
 from twofold.cli.explain_tables import heading, remarks, tables
 from twofold.cli.grids import drawn, markdown
 from twofold.cli.output import print_json, show
+from twofold.explain.record import MOST_MODELS
 
 if TYPE_CHECKING:
     from twofold.explain.reading import Given, Text
@@ -27,7 +28,7 @@ EXAMPLES = """[bold]Examples[/bold]
   twofold explain --show compared/explain.json --markdown"""
 
 TOKENS = CONTEXT = 512
-MOST_MODELS = 2
+LARGEST_SEED = 2**63 - 1
 
 
 def explain(
@@ -84,13 +85,17 @@ def explain(
             "for each layer.",
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of the random baselines.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the random baselines.", min=0, max=LARGEST_SEED)] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder for explain.json and explain.html.", show_default=False, file_okay=False)
     ] = None,
     record: Annotated[
         Path | None,
-        typer.Option("--show", help="Measure nothing, and print the tables of an explain.json.", show_default=False),
+        typer.Option(
+            "--show",
+            help="Measure nothing, and print the tables of an explain.json; with --out draw its page again.",
+            show_default=False,
+        ),
     ] = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
     as_json: Annotated[
@@ -104,9 +109,17 @@ def explain(
     if record is not None:
         if models:
             raise ValueError(f"--show prints what {record} holds: leave {models[0]} out, or measure it without --show")
-        from twofold.explain.record import read_explanations
-
-        _print(read_explanations(record), as_markdown, as_json)
+        measuring = {
+            "--text": text,
+            "--task": task,
+            "--tokens": tokens,
+            "--context": window,
+            "--layers": layers,
+            "--patterns": patterns,
+            "--sharing": sharing or None,
+            "--seed": seed or None,
+        }
+        _show(record, measuring, out, as_markdown, as_json)
         return
     if not models:
         raise ValueError("give a model to explain, or a record with --show")
@@ -135,6 +148,17 @@ def explain(
                     progress=progress,
                 )
             )
+    written = [] if out is None else _write(found, out)
+    _print(found, as_markdown, as_json, written)
+
+
+def _show(record: Path, measuring: Mapping[str, object], out: Path | None, as_markdown: bool, as_json: bool) -> None:
+    """A record as it is. ValueError for options of a measurement, which would change nothing."""
+    from twofold.explain.record import read_explanations
+
+    if asked := [name for name, value in measuring.items() if value is not None]:
+        raise ValueError(f"--show measures nothing: leave {', '.join(asked)} out, or measure without --show")
+    found = read_explanations(record)
     written = [] if out is None else _write(found, out)
     _print(found, as_markdown, as_json, written)
 

@@ -60,6 +60,7 @@ def lab(
     """
     if runs and settings:
         raise ValueError("--set changes the models that are trained here, and runs are given: leave one of them out")
+    _require_text(sentence)
     command = shlex.join(["twofold", *context.obj])
     from twofold.cli.progress import quiet_libraries
     from twofold.explain.lab import lab_of
@@ -71,6 +72,17 @@ def lab(
     show(str(path))
     if open_it and not webbrowser.open(path.resolve().as_uri()):
         raise ValueError(f"no browser was found to open {path}: open it yourself")
+
+
+def _require_text(sentence: str) -> None:
+    """Raise ValueError for bytes that are not UTF-8, before anything is trained: a page cannot hold them."""
+    try:
+        sentence.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"the sentence is not UTF-8 from its character {error.start} on, and a page holds no other text: give "
+            "another --sentence"
+        ) from None
 
 
 def _own(folder: Path, settings: list[str], command: str) -> list[LabRun]:

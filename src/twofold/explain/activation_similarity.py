@@ -93,7 +93,7 @@ def r_squared(y_NQ: Tensor, x_NP: Tensor, seed: int) -> float:
     half, dims = len(x_NP) // 2, x_NP.shape[1]
     order = torch.randperm(len(x_NP), generator=torch.Generator().manual_seed(seed))
     fitted, scored = order[:half], order[half:]
-    if half <= dims + 1 or not _varies(y_NQ[scored]):
+    if len(x_NP) < tokens_needed(dims) or not _varies(y_NQ[scored]):
         return math.nan
     x, y = x_NP.double(), y_NQ.double()
     mean_P, mean_Q = x[fitted].mean(0), y[fitted].mean(0)
@@ -102,6 +102,11 @@ def r_squared(y_NQ: Tensor, x_NP: Tensor, seed: int) -> float:
     map_PQ = torch.linalg.lstsq(x[fitted] - mean_P, y[fitted] - mean_Q, rcond=rounding, driver="gelsy").solution
     missed = (y[scored] - mean_Q - (x[scored] - mean_P) @ map_PQ).square().sum()
     return float(1 - missed / _centred(y[scored]).square().sum())
+
+
+def tokens_needed(dims: int) -> int:
+    """The fewest positions of which half are more than `dims` and an intercept."""
+    return 2 * (dims + 2)
 
 
 def _centred(x_NP: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ def run(
     For Twofold decoders and encoders that read tokens, and Llama, Qwen 2 and 3, Mistral, Gemma 1 to 3, GPT-2 and OPT of
     transformers. The model runs in evaluation mode with eager attention, and has its own modes back whenever a layer is
     handed out. `progress` is called with (layers done, layers in all). Raises ValueError for another model type, for
-    layers and tokens that it does not have, and for texts of one token or past its positions.
+    layers and tokens that it does not have, for texts of one token or past its positions, and for NaN or infinity.
     """
     modules = attention_layers(model)
     chosen = range(len(modules)) if layers is None else layers
@@ -113,6 +113,7 @@ def _layers(
     for done, layer in enumerate(chosen, 1):
         owner = owners[layer]
         found = _activations(layer, modules[layer], calls[layer], modules[owner], calls[owner].given)
+        _require_finite(found)
         if progress is not None:
             progress(done, len(chosen))
         yield found
@@ -155,6 +156,14 @@ def _activations(layer: int, module: Any, call: _Call, owner: nn.Module, row_x_B
     kept: dict[int, Tensor] = {}
     x, row_x, query, key, value = (_exact(tensor, kept) for tensor in (call.given, row_x_BTM, *roles))
     return LayerActivations(layer, x, row_x, query, key, value, scored[0] if scored else None)
+
+
+def _require_finite(found: LayerActivations) -> None:
+    if not all(tensor.isfinite().all() for tensor in (found.x_BTM, found.row_x_BTM)):
+        raise ValueError(f"layer {found.layer} is given NaN or infinity on these tokens: look at the weights before it")
+    made = [found.q_BTHD, found.k_BTGD, found.v_BTGD, *([found.scored.maps_BHTT] if found.scored else [])]
+    if not all(tensor.isfinite().all() for tensor in made):
+        raise ValueError(f"layer {found.layer} makes NaN or infinity on these tokens: its weights are too large")
 
 
 def _roles(module: nn.Module, x_BTM: Tensor, owner: nn.Module, row_x_BTM: Tensor) -> Roles:

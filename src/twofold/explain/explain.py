@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from twofold.environment import environment
 from twofold.explain.activation_rank import activation_ranks
-from twofold.explain.activation_similarity import activation_similarity
+from twofold.explain.activation_similarity import activation_similarity, tokens_needed
 from twofold.explain.activations import run
 from twofold.explain.attention_patterns import attention_patterns, repetition_scores
 from twofold.explain.circuits import composition_measures, weight_circuits
@@ -32,6 +32,7 @@ from twofold.explain.sharing_loss import (
     foretold_by_weights,
     halves,
     measured,
+    own_loss,
     require_losses,
 )
 from twofold.explain.sharing_places import refusals
@@ -72,8 +73,8 @@ def explain(
     Without a text only its weights are read; `patterns` lets it read repeated random tokens as well, and `sharing`
     measures the loss on the text with the keys and values of one layer shared at a time. A text may come as windows of
     token ids, such as examples of a task. `progress` is called with (stage, done, total). Raises ValueError for a model
-    that cannot be opened or read, for layers that it lacks, for a text without two tokens, and for `sharing` without a
-    text or in a model that predicts no next token.
+    that cannot be opened or read, for layers that it lacks, for a text without two tokens, for `sharing` without a text
+    or in a model that predicts no next token, and for weights or a loss that hold NaN or infinity.
     """
     if sharing and text is None:
         raise ValueError("the cost of sharing is measured on a text: give one with --text, or leave --sharing out")
@@ -89,16 +90,19 @@ def explain(
     if parts is not None and sharing:
         require_losses(opened.model, parts)
     _weights(opened.model, found, seed, told)
+    baseline = own_loss(opened.model, parts) if parts is not None and sharing else None
     maps: list[AttentionMap] = []
     made: dict[int, dict[str, Rows]] = {}
+    dims = 0
     if given is not None and parts is not None:
-        maps, made = _activations(opened.model, found, given, parts, seed, told)
+        maps, made, dims = _activations(opened.model, found, given, parts, seed, told)
     if patterns:
         _repetition(opened.model, found, seed, told)
-    baseline = _losses(opened.model, found, made, parts, told) if parts is not None and sharing else None
+    if parts is not None and baseline is not None:
+        _losses(opened.model, found, made, parts, baseline, told)
     cost, note = cost_of(opened.model)
     unshared = refusals(opened.model, chosen) if sharing else []
-    notes = (note, *unshared, *(_notes(found, maps, given.read.tokens) if given else ()))
+    notes = (note, *unshared, *(_notes(found, maps, given.read.tokens, dims) if given else ()))
     explanation = Explanation(
         model=model,
         variant=opened.variant,
@@ -126,6 +130,7 @@ def _weights(model: PreTrainedModel, found: Found, seed: int, progress: Progress
     below: LayerWeights | None = None
     for done, weights in enumerate(read_weights(model, tuple(found))):
         progress("weights", done, len(found))
+        weights.require_finite()
         sections = found[weights.layer]
         sections["similarity"] = weight_similarity(weights, seed)
         sections["rank"] = weight_ranks(weights, seed)
@@ -139,15 +144,17 @@ def _weights(model: PreTrainedModel, found: Found, seed: int, progress: Progress
 
 def _activations(
     model: PreTrainedModel, found: Found, given: Given, parts: Halves, seed: int, progress: Progress
-) -> tuple[list[AttentionMap], dict[int, dict[str, Rows]]]:
+) -> tuple[list[AttentionMap], dict[int, dict[str, Rows]], int]:
     """What the model computes on a text. Gives its attention maps over the first tokens, and by layer and method the
-    maps of shared keys and values, fitted on the text's first half.
+    maps of shared keys and values, fitted on the text's first half; and the most dims of a layer's keys or values.
     """
     maps: list[AttentionMap] = []
     made: dict[int, dict[str, Rows]] = {}
+    dims = 0
     for done, activations in enumerate(run(model, given.ids_BT, layers=tuple(found))):
         progress("activations", done, len(found))
         layer = activations.layer
+        dims = max(dims, *(math.prod(role.shape[2:]) for role in (activations.k_BTGD, activations.v_BTGD)))
         sections = found[layer]
         sections["similarity"] |= activation_similarity(activations, seed)
         sections["rank"] |= activation_ranks(activations, seed)
@@ -157,17 +164,21 @@ def _activations(
         foretold, made[layer] = foretold_by_inputs(model, layer, parts.fitted(activations.row_x_BTM))
         sections["sharing"] |= foretold
         maps += maps_of(activations, len(given.read.pieces), MOST_MAPS - len(maps))
-    return maps, made
+    return maps, made, dims
 
 
 def _losses(
-    model: PreTrainedModel, found: Found, made: dict[int, dict[str, Rows]], parts: Halves, progress: Progress
-) -> float:
-    """What sharing costs in each layer alone. Gives the model's own loss."""
-    baseline, losses = measured(model, made, parts.scored_BT, partial(progress, "sharing"))
+    model: PreTrainedModel,
+    found: Found,
+    made: dict[int, dict[str, Rows]],
+    parts: Halves,
+    baseline: float,
+    progress: Progress,
+) -> None:
+    """What sharing costs in each layer alone, over the model's own loss."""
+    losses = measured(model, made, parts.scored_BT, baseline, partial(progress, "sharing"))
     for layer, measures in losses.items():
         found[layer]["sharing"] |= measures
-    return baseline
 
 
 def _repetition(model: PreTrainedModel, found: Found, seed: int, progress: Progress) -> None:
@@ -180,14 +191,16 @@ def _repetition(model: PreTrainedModel, found: Found, seed: int, progress: Progr
         of_layer |= {f"repeated_{name}": value for name, value in scores.items()}
 
 
-def _notes(found: Found, maps: list[AttentionMap], tokens: int) -> list[str]:
+def _notes(found: Found, maps: list[AttentionMap], tokens: int, dims: int) -> list[str]:
     notes = []
     mapped = len({one.layer for one in maps})
     if 0 < mapped < len(found):
         notes.append(f"Attention maps are kept of {mapped} of the {len(found)} layers.")
-    shares = [sections["similarity"].get("r2_v_from_k") for sections in found.values()]
-    if any(isinstance(share, float) and math.isnan(share) for share in shares):
-        notes.append(f"R² has no value where half of the {tokens:,} tokens are no more than the keys' dims: read more.")
+    if tokens < (least := tokens_needed(dims)):
+        notes.append(
+            f"R² of keys or values with {dims} dims needs {least:,} tokens, and {tokens:,} were read: give more with "
+            "--tokens."
+        )
     return notes
 
 

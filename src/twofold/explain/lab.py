@@ -80,6 +80,7 @@ def lab_model(
     numbers = sum(one.numel() for one in tensors.values())
     if numbers > MOST_WEIGHTS:
         raise ValueError(f"{source}: a lab's model has at most {MOST_WEIGHTS:,} weights, and this one {numbers:,}")
+    _require_finite(tensors, source or label)
     row = sizes.row_layout
     return LabModel(
         label=label or str(sizes.variant),
@@ -137,6 +138,15 @@ def _require_shown(sizes: Architecture, where: str, *, fused: bool) -> None:
         raise ValueError(
             f"{where}: a lab does not show {found[0]}. It shows QKV, K=V, Q=K and Q=K=V, with GQA and MQA, learned or "
             "rotary positions, in the modern block"
+        )
+
+
+def _require_finite(tensors: dict[str, torch.Tensor], where: str) -> None:
+    wrong = sum(int((~one.float().isfinite()).sum()) for one in tensors.values())
+    if wrong:
+        raise ValueError(
+            f"{where}: {wrong:,} of its weights are NaN or infinite in float32, and a lab computes with them: give a "
+            "run that did not diverge"
         )
 
 

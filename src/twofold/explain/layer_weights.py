@@ -54,6 +54,26 @@ class LayerWeights:
         """Query heads for each key/value head, H / G."""
         return len(self.q_HDM) // len(self.k_GDM)
 
+    def require_finite(self) -> None:
+        """ValueError that names what holds NaN or infinity."""
+        norms = [norm for norm in (self.query_norm, self.row_norm) if norm is not None]
+        named = {
+            "query": (self.q_HDM, self.q_bias_HD),
+            "key": (self.k_GDM, self.k_bias_GD),
+            "value": (self.v_GDM, self.v_bias_GD),
+            "output": (self.o_HMD,),
+            "norm": [tensor for norm in norms for tensor in (norm.scale_M, norm.bias_M)],
+        }
+        if broken := [name for name, held in named.items() if any(not _is_finite(one) for one in held)]:
+            raise ValueError(
+                f"weights of layer {self.layer} hold NaN or infinity: those of {', '.join(broken)}; training may have "
+                "diverged, or the file is damaged"
+            )
+
+
+def _is_finite(tensor: Tensor | None) -> bool:
+    return tensor is None or bool(tensor.isfinite().all())
+
 
 def as_float(tensor: Tensor) -> Tensor:
     """The numbers in float32 on the CPU, without a copy where they already are."""

@@ -119,6 +119,10 @@ def _refuse_path(name: str, path: Path) -> None:
         raise ValueError(f"{name} holds no model (no {CONFIG_FILE}): {GIVE}")
     if name.startswith((".", "~", "/")) or name.count("/") > 1 or not name:
         raise ValueError(f"there is nothing at {name or 'an empty name'}: {GIVE}")
+    if "/" in name and path.parent.is_dir():
+        held = sorted(one.name for one in path.parent.iterdir() if one.is_dir() or one.suffix == ".gguf")
+        beside = f", but {', '.join(held[:8])}" if held else ""
+        raise ValueError(f"the folder {path.parent} holds no {path.name}{beside}: {GIVE}")
 
 
 def _model_type(config: Path) -> str:

@@ -13,6 +13,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
 
 EXPLAIN_FILE = "explain.json"
+MOST_MODELS = 2
+"""Models that are put side by side."""
 
 Number = FiniteFloat | None
 """None where a measure has no value, as the direction of a matrix of zeros."""
@@ -142,13 +144,17 @@ def as_json(explanation: Explanation, *, maps: bool) -> dict[str, Any]:
 
 
 def read_explanations(path: Path) -> list[Explanation]:
-    """Read an `explain.json`: of one model an object, of several a list. ValueError names the file and the place."""
+    """Read an `explain.json`: of one model an object, of two a list. ValueError names the file and the place."""
     try:
         content = json.loads(path.read_bytes())
-        return [Explanation.model_validate(one) for one in (content if isinstance(content, list) else [content])]
+    except (ValueError, RecursionError) as error:  # the second for brackets that are nested too deep
+        raise ValueError(f"{path} is not JSON: run twofold explain again") from error
+    told = content if isinstance(content, list) else [content]
+    if not 1 <= len(told) <= MOST_MODELS:
+        raise ValueError(f"{path} holds {len(told)} explanations, and one or two are shown: run twofold explain again")
+    try:
+        return [Explanation.model_validate(one) for one in told]
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{path}: {place}: {first['msg']}; run twofold explain again") from error
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: run twofold explain again") from error
+        raise ValueError(f"{path}: {place or 'all'}: {first['msg']}; run twofold explain again") from error

@@ -105,19 +105,31 @@ def text_loss(model: PreTrainedModel, ids_BT: Tensor) -> float:
     return nats / ids_BT[:, 1:].numel()
 
 
+def own_loss(model: PreTrainedModel, parts: Halves) -> float:
+    """The model's own `text_loss` on the scored half. ValueError where it is not finite: nothing can be added to it."""
+    loss = text_loss(model, parts.scored_BT)
+    if not math.isfinite(loss):
+        raise ValueError(
+            f"the model's loss on the text is {loss}, so that sharing adds nothing to it: its weights hold NaN, or its "
+            "logits overflow; leave --sharing out"
+        )
+    return loss
+
+
 def measured(
     model: PreTrainedModel,
     fitted: Mapping[int, Mapping[str, Rows]],
     scored_BT: Tensor,
+    baseline: float,
     progress: Callable[[int, int], None],
-) -> tuple[float, dict[int, Measures]]:
-    """The model's own loss, and by layer what each method's maps of that layer alone add to it.
+) -> dict[int, Measures]:
+    """By layer what each method's maps of that layer alone add to `baseline`, the model's own loss.
 
     `joint_loss` and `value_from_key_loss` in nats per token, and `_perplexity_ratio`, the exponential of that. Weights
     are as they were afterwards, also where it was interrupted.
     """
     total = sum(map(len, fitted.values()))
-    baseline, done, found = text_loss(model, scored_BT), 0, {}
+    done, found = 0, {}
     for layer, methods in fitted.items():
         if not methods:
             continue
@@ -130,4 +142,4 @@ def measured(
             with replaced(places, rows):
                 added = text_loss(model, scored_BT) - baseline
             found[layer] |= {f"{method}_loss": added, f"{method}_perplexity_ratio": math.exp(min(added, 700.0))}
-    return baseline, found
+    return found

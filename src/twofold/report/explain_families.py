@@ -20,24 +20,35 @@ SOFTMAX = (
     ("gradient", "Gradient of the softmax", "The norm of ∂w/∂scores: 0 where the softmax has decided, at most √½."),
 )
 OLSSON = "Olsson et al., arXiv 2209.11895"
+EVEN = "Dotted, even attention."
 ELHAGE = "Elhage et al., A Mathematical Framework for Transformer Circuits, 2021"
 
 
 class Words(NamedTuple):
     """A family of measures, which share a figure: the pattern of their names, and what is said of them.
 
-    The pattern's group, if it has one, names a line among the others.
+    The pattern's group, if it has one, names a line among the others. `lines` says what the baselines of the figure
+    over the layers are, which other figures of the family do not have.
     """
 
     pattern: str
     title: str
     reading: str
     source: str = ""
+    lines: str = ""
 
     @property
     def caption(self) -> str:
-        """One sentence how to read the figure, and its source."""
-        return f"{self.reading} Source: {self.source}." if self.source else self.reading
+        """How to read the figure over the layers, and its source."""
+        return self._sentences(self.reading, self.lines)
+
+    @property
+    def short_caption(self) -> str:
+        """The same for a figure without baselines."""
+        return self._sentences(self.reading)
+
+    def _sentences(self, *said: str) -> str:
+        return " ".join([*filter(None, said), *([f"Source: {self.source}."] if self.source else [])])
 
 
 FAMILIES: dict[str, tuple[Words, ...]] = {
@@ -81,9 +92,9 @@ FAMILIES: dict[str, tuple[Words, ...]] = {
         Words(
             "([qkv])",
             "Effective rank",
-            "So many dimensions of equal strength have the same entropy of singular values; dotted are a random matrix "
-            "of the same shape and the largest possible.",
+            "So many dimensions of equal strength have the same entropy of singular values.",
             "Roy and Vetterli, 2007, as in arXiv 2606.04032",
+            "Dotted, random matrices of the same shape; dash-dotted, the largest possible.",
         ),
         *(
             Words(
@@ -104,9 +115,10 @@ FAMILIES: dict[str, tuple[Words, ...]] = {
         Words(
             "joint_kv_kept_?(.*)",
             "What one matrix for keys and values could keep",
-            "The share of their squared norm that the best joint factor with as many dimensions as the values keeps: 1 "
-            "where sharing would lose nothing, dotted for random matrices.",
+            "The share of their squared norm that the best joint factor with as many dimensions as the values keeps, "
+            "of both together and of keys (K) and values (V) alone: 1 where sharing would lose nothing.",
             "Eckart and Young, 1936",
+            "Dotted, both together for random matrices.",
         ),
         Words(
             "joint_kv_energy",
@@ -118,9 +130,10 @@ FAMILIES: dict[str, tuple[Words, ...]] = {
         Words(
             "([qkv])_activations",
             "Effective rank of activations",
-            "So many dimensions of equal strength would hold what a projection makes of the text; dotted are random "
-            "matrices on the same input, which show what the input itself allows, and the largest possible.",
+            "So many dimensions of equal strength would hold what a projection makes of the text.",
             "Roy and Vetterli, 2007",
+            "Dotted, random matrices on the same input, which show what the input itself allows; dash-dotted, the "
+            "largest possible.",
         ),
         Words(
             "([qkv])_activations_stable",
@@ -131,9 +144,9 @@ FAMILIES: dict[str, tuple[Words, ...]] = {
         Words(
             "maps",
             "Effective rank of attention maps",
-            "1 where all queries look alike, the number of tokens where each looks elsewhere; dotted are the maps of "
-            "random matrices and the largest possible.",
+            "1 where all queries look alike, the number of tokens where each looks elsewhere.",
             "Roy and Vetterli, 2007",
+            "Dotted, the maps of random matrices; dash-dotted, the largest possible.",
         ),
         Words(
             "maps_stable",
@@ -173,9 +186,9 @@ FAMILIES: dict[str, tuple[Words, ...]] = {
             "probe_token_?([qkv]?)",
             "The token itself, read by a linear probe",
             "How often a linear map of queries, keys or values names the token at hand, on positions that it has not "
-            "seen; dotted, the same of random matrices, and naming the commonest token always. Induction needs it of "
-            "the values.",
+            "seen. Induction needs it of the values.",
             OLSSON,
+            "Dotted, the same of random matrices, and naming the commonest token always.",
         ),
         Words(
             "probe_previous_?([qkv]?)",
@@ -183,6 +196,7 @@ FAMILIES: dict[str, tuple[Words, ...]] = {
             "The same of the token before: a head of induction needs it of the keys, so that with one vector for both "
             "the two ends compete for its dims.",
             OLSSON,
+            "Dotted, the same of random matrices, and naming the commonest token always.",
         ),
     ),
     "attention": (
@@ -198,40 +212,45 @@ FAMILIES: dict[str, tuple[Words, ...]] = {
             "(before|after|own_without_terms|before_without_terms|after_without_terms)",
             "Which way heads look",
             "The mean weight on all positions before and after the query’s own, which has the rest; under a causal "
-            "mask nothing lies after. Dotted, even attention; “without terms” is what q·k alone would give, less what "
-            "+ adds.",
+            "mask nothing lies after. “Without terms” is what q·k alone would give, less what + adds.",
             "arXiv 2606.04032",
+            EVEN,
         ),
         Words(
             "(maps_symmetric_share|maps_symmetric_share_without_terms)",
             "Symmetry of the maps",
             "What mask and softmax leave of the scores’ symmetry: 1 where any two positions weigh each other alike, ½ "
-            "where nobody is looked at in turn; dotted, even attention.",
+            "where nobody is looked at in turn.",
+            lines=EVEN,
         ),
         Words(
             "(first|own|previous)",
             "Weight of the first, the own and the previous position",
-            "The mean weight that queries give them; dotted, what even attention would give. The first position is "
-            "where causal models put what they do not need.",
+            "The mean weight that queries give them. The first position is where causal models put what they do not "
+            "need.",
             "Xiao et al., arXiv 2309.17453",
+            EVEN,
         ),
         Words(
             "distance",
             "Distance",
-            "How many positions back a query looks, weighed by attention; dotted, even attention.",
+            "How many positions back a query looks, weighed by attention.",
+            lines=EVEN,
         ),
         Words(
             "(symmetric_share|own_is_largest)",
             "Symmetry and own position of the scores",
             "Of all scores before the mask: the share of their symmetric part, 1 with Q=K, and the share of queries "
-            "whose largest score is with themselves; dotted, by chance.",
+            "whose largest score is with themselves.",
+            lines="Dotted, by chance.",
         ),
         Words(
             "repeated_(.+)",
             "On random tokens that come twice",
             "Weight from a token’s second occurrence to what followed the first (induction), to the first itself "
-            "(duplicate), and to the position before (previous); dotted, even attention.",
+            "(duplicate), and to the position before (previous).",
             OLSSON,
+            EVEN,
         ),
     ),
     "scale": (

@@ -15,7 +15,8 @@ SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "x", "star", "
 
 
 def depth_figure(models: Sequence[Explanation], labels: Sequence[str], section: str, words: Words) -> go.Figure:
-    """The measures of one family over the layers, what to hold them against dotted; a second model's lines are dashed.
+    """The measures of one family over the layers; a second model's lines are dashed. What to hold them against is
+    dotted, and the largest possible dash-dotted.
 
     Empty where no model has a number of the family.
     """
@@ -29,7 +30,7 @@ def depth_figure(models: Sequence[Explanation], labels: Sequence[str], section: 
                 said = line_name(section, name) + (f", {label}" if len(models) > 1 else "")
                 layers = [layer.layer for layer in one.layers]
                 look = looks[BASELINE.sub("", name)]
-                figure.add_trace(_line(layers, values, said, look, number, is_baseline(name)))
+                figure.add_trace(_line(layers, values, said, look, is_baseline(name), _dash(name, number)))
     most = max((layer.layer for one in models for layer in one.layers), default=0)
     figure.update_xaxes(title="layer", tick0=0, dtick=most // 10 + 1)
     figure.update_yaxes(rangemode="tozero")
@@ -112,23 +113,21 @@ def _names(models: Sequence[Explanation], section: str) -> list[str]:
     return list(dict.fromkeys(name for one in models for name in one.names(section)))
 
 
-def _line(
-    layers: list[int], values: list[float | None], said: str, look: int, model: int, baseline: bool
-) -> go.Scatter:
+def _line(layers: list[int], values: list[float | None], said: str, look: int, baseline: bool, dash: str) -> go.Scatter:
     return go.Scatter(
         x=layers,
         y=values,
         mode="lines" if baseline else "lines+markers",
-        line={"color": LINE_COLOURS[look % len(LINE_COLOURS)], "width": 1.8, "dash": _dash(baseline, model)},
+        line={"color": LINE_COLOURS[look % len(LINE_COLOURS)], "width": 1.8, "dash": dash},
         marker={"symbol": SYMBOLS[look % len(SYMBOLS)], "size": 6},
         name=plain(said),
         hovertemplate=f"layer %{{x}}, {plain(said)}: %{{y:.4g}}<extra></extra>",
     )
 
 
-def _dash(is_random: bool, model: int) -> str:
-    if is_random:
-        return "dot"
+def _dash(name: str, model: int) -> str:
+    if mark := BASELINE.search(name):
+        return "dashdot" if mark[1] == "most" else "dot"
     return "solid" if model == 0 else "dash"
 
 

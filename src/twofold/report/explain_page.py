@@ -105,13 +105,13 @@ def _section(section: str, title: str, models: Sequence[Explanation], labels: Se
             words = words_of(section, name)
             made = spectra_figure(one, section, name)
             id = f"{section}-list-{model}-{number}"
-            maps.append(_figure(id, f"{words.title}{beside}", made, HEIGHT, words.caption))
+            maps.append(_figure(id, f"{words.title}{beside}", made, HEIGHT, words.short_caption))
         said_of: set[str] = set()
         for number, name in enumerate(_head_names(one, section)):
             words = words_of(section, name)
             said = line_name(section, name)
             heading = words.title if said == words.title else f"{words.title}, {said}"
-            caption = f"By layer and head. {AS_BESIDE if words.title in said_of else words.caption}"
+            caption = f"By layer and head. {AS_BESIDE if words.title in said_of else words.short_caption}"
             said_of.add(words.title)
             tall = 90 + len(one.layers) * (16 if len(one.layers) <= FEW_LAYERS else 10)
             id = f"{section}-heads-{model}-{number}"

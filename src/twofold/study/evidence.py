@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PositiveInt, ValidationError
 
 from twofold.study.contrast import OVER_SEEDS
 from twofold.study.record import Part, Run
 from twofold.study.results import RESULTS_JSON, Results, read_results
 from twofold.study.statistics import Comparison, VariantSummary
 
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Checked = TypeVar("Checked", bound=BaseModel)
 _ROUNDING = 1e-6  # relative; shares that differ by it are equal
 
 
@@ -28,15 +32,15 @@ class Evidence(Part):
     study: str
     corpus: str
     comparison: Comparison
-    percent: float
-    interval: tuple[float, float] | None
+    percent: FiniteFloat
+    interval: tuple[FiniteFloat, FiniteFloat] | None
     seeds: tuple[int, ...]
-    parameters: int
+    parameters: PositiveInt
     tokens: int | None
     context: int | None
     heads: int | None
     rotary: str | None
-    cache_share: float
+    cache_share: Positive
     matched: tuple[str, ...]
     untrained: tuple[str, ...]
 
@@ -49,6 +53,34 @@ class Evidence(Part):
     def is_weaker_than(self, share: float) -> bool:
         """Whether the measured model kept more of the baseline's cache than `share`: it shared less."""
         return self.cache_share > share * (1 + _ROUNDING)
+
+
+class _Sizes(BaseModel):
+    heads: PositiveInt | None = None
+    rotary: str | None = None
+
+
+class _Windows(BaseModel):
+    context: PositiveInt | None = None
+
+
+class _Configuration(BaseModel):
+    """What is read of a run's configuration; the rest is ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+    tokens: PositiveInt | None = None
+    sizes: _Sizes = _Sizes()
+    data: _Windows = _Windows()
+    matched: dict[str, Any] = {}
+
+
+class _Level(BaseModel):
+    """What is read of a summary's entry."""
+
+    bits_per_byte: Positive
+    cache_bytes_per_token: Positive
+    total_parameters: PositiveInt
 
 
 class Records(Part):
@@ -89,7 +121,11 @@ def read_evidence(files: Sequence[Path], baseline: str) -> Records:
         except ValueError as error:
             unused.append(_why_unread(file, error))
             continue
-        entries = list(_in_study(file, results, baseline))
+        try:
+            entries = list(_in_study(file, results, baseline))
+        except ValueError as error:
+            unused.append(f"{file}: {error}")
+            continue
         if entries:
             used.append(str(file))
         else:
@@ -119,32 +155,58 @@ def _in_study(file: Path, results: Results, baseline: str) -> Iterable[Evidence]
 
 
 def _evidence(file: Path, results: Results, entry: VariantSummary, level: VariantSummary) -> Evidence:
-    comparison = results.comparison(entry.label, level.label)
-    scale = 100 / level.bits_per_byte.mean
-    run = next(run for run in results.runs if run.label == entry.label)
-    return Evidence(
-        variant=entry.variant,
-        file=str(file),
-        study=results.study,
-        corpus=results.corpus.name,
-        comparison=comparison,
-        percent=scale * comparison.difference,
-        interval=comparison.interval and (scale * comparison.interval[0], scale * comparison.interval[1]),
-        seeds=tuple(seed for seed in entry.seeds if seed in level.seeds),
-        parameters=entry.parameters["total"],
-        tokens=_count(run, "tokens"),
-        context=_count(run, "data", "context"),
-        heads=_count(run, "sizes", "heads"),
-        rotary=run.configuration.get("sizes", {}).get("rotary"),
-        cache_share=entry.cache_bytes_per_token / level.cache_bytes_per_token,
-        matched=tuple(run.configuration.get("matched", {})),
-        untrained=tuple(label for label in (entry.label, level.label) if label in results.untrained),
-    )
+    """One entry as evidence. ValueError, in one line, for what a damaged record says of it."""
+    comparison, run = _comparison(results, entry.label, level.label), _run(results, entry.label)
+    found, base = _level(entry), _level(level)
+    scale = 100 / base.bits_per_byte
+    asked = _checked(_Configuration, run.configuration, f"the configuration of {entry.label}")
+    told = {
+        "variant": entry.variant,
+        "file": str(file),
+        "study": results.study,
+        "corpus": results.corpus.name,
+        "comparison": comparison,
+        "percent": scale * comparison.difference,
+        "interval": comparison.interval and (scale * comparison.interval[0], scale * comparison.interval[1]),
+        "seeds": tuple(seed for seed in entry.seeds if seed in level.seeds),
+        "parameters": found.total_parameters,
+        "tokens": asked.tokens,
+        "context": asked.data.context,
+        "heads": asked.sizes.heads,
+        "rotary": asked.sizes.rotary,
+        "cache_share": found.cache_bytes_per_token / base.cache_bytes_per_token,
+        "matched": tuple(asked.matched),
+        "untrained": tuple(label for label in (entry.label, level.label) if label in results.untrained),
+    }
+    return _checked(Evidence, told, f"{entry.label} against {level.label}")
 
 
-def _count(run: Run, *keys: str) -> int | None:
-    """A count of the run's configuration; None where it is not written."""
-    value: Any = run.configuration
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value if isinstance(value, int) else None
+def _level(entry: VariantSummary) -> _Level:
+    told = {
+        "bits_per_byte": entry.bits_per_byte.mean,
+        "cache_bytes_per_token": entry.cache_bytes_per_token,
+        "total_parameters": entry.parameters.get("total"),
+    }
+    return _checked(_Level, told, f"the summary of {entry.label}")
+
+
+def _comparison(results: Results, a: str, b: str) -> Comparison:
+    if not any({one.a, one.b} == {a, b} for one in results.comparisons):
+        raise ValueError(f"it has no comparison of {a} with {b}")
+    return results.comparison(a, b)
+
+
+def _run(results: Results, label: str) -> Run:
+    found = next((run for run in results.runs if run.label == label), None)
+    if found is None:
+        raise ValueError(f"it has no run of {label}")
+    return found
+
+
+def _checked(model: type[Checked], told: dict[str, Any], what: str) -> Checked:
+    """`told` as `model`; ValueError with the first fault in one line."""
+    try:
+        return model.model_validate(told)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise ValueError(f"{what}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}") from error

@@ -16,6 +16,7 @@ from twofold.study.evidence import Evidence, Records
 from twofold.study.published import BASELINE, PERPLEXITIES, loss_difference
 from twofold.study.ranking_record import Ask, Published, Ranked, Ranking, Source
 from twofold.study.recommendation import Verdict, verdict_on
+from twofold.variants.choices import Treatment
 
 MEASURED_DTYPE = "float32"
 """A type without scales, as caches that studies measure have: shares of rows compare in it."""
@@ -24,10 +25,16 @@ _BY_SOURCE = {"baseline": 0, "measured": 0, "published": 1, "none": 2}
 
 
 def candidates(model: Architecture, records: Records) -> tuple[str, ...]:
-    """The notations that are ranked where none is given: the paper's for this many heads, and what was measured."""
+    """The notations that are ranked where none is given: the paper's for this many heads, and what was measured.
+
+    A treatment of rotary positions is left out for a model without them: it would be the same model.
+    """
     some = next((heads for heads in (model.heads // 4, model.heads // 2) if heads > 1 and model.heads % heads == 0), 0)
     grouped = (f"GQA-{some}", f"K=V GQA-{some}") if some else ()
-    return tuple(dict.fromkeys(("QKV", "K=V", "Q=K=V", *grouped, "MQA", "K=V MQA", *records.evidence)))
+    measured = [
+        one for one in records.evidence if model.rotated_dims or not one.endswith(f" {Treatment.ON_READ.value}")
+    ]
+    return tuple(dict.fromkeys(("QKV", "K=V", "Q=K=V", *grouped, "MQA", "K=V MQA", *measured)))
 
 
 def rank(
@@ -45,7 +52,7 @@ def rank(
     placed = tuple(entry.model_copy(update={"rank": place}) for place, entry in enumerate(entries, start=1))
     return Ranking(
         ask=ask,
-        headline=words.headline(placed[0], ask),
+        headline=words.headline(placed, ask),
         ranked=placed,
         notes=words.notes(ask, records, published=any(entry.published for entry in placed)),
     )
@@ -71,6 +78,7 @@ def _ranked(model: Architecture, baseline: Architecture, ask: Ask, records: Reco
     source: Source = "baseline" if is_baseline else "measured" if evidence else "published" if published else "none"
     percent, interval = _difference(is_baseline, evidence, published)
     verdict = _verdict(is_baseline, evidence, ask, too_weak=evidence is not None and evidence.is_weaker_than(row_share))
+    held_back = words.held_back(evidence, model, row_share) if evidence else ""
     used = _time(model, ask, device)
     return Ranked(
         rank=0,
@@ -90,14 +98,14 @@ def _ranked(model: Architecture, baseline: Architecture, ask: Ask, records: Reco
         device=used,
         reasons=(
             words.memory(plan, ask, share),
-            words.quality(variant, ask, verdict, evidence, published, is_baseline=is_baseline),
+            words.quality(variant, ask, verdict, evidence, published, is_baseline=is_baseline, held_back=held_back),
             *((words.published_figure(published, ask),) if evidence and published else ()),
             *(words.also(other) for other in others if other),
             *((words.speed(used),) if used else ()),
         ),
         warnings=(
             *(words.caveats(evidence, model, row_share, plan.parameters) if evidence else ()),
-            *words.published_doubts(published),
+            *words.published_doubts(published, model, plan.parameters),
             *words.positions(model, ask),
         ),
     )

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from twofold.analysis import costs
 from twofold.analysis.costs import Plan
 from twofold.models.architecture import Architecture
+from twofold.models.presets import architecture
 from twofold.study.evidence import Evidence, Records
 from twofold.study.published import SOURCE, WEAKNESSES, doubts
 from twofold.study.ranking_record import Ask, Published, Ranked
-from twofold.study.recommendation import Verdict
+from twofold.study.recommendation import Verdict, verdict_on
 from twofold.variants.layout import SCALE_BYTES
 
 MUCH_SMALLER = 10
 """A measured model with fewer than one in so many of the asked one's parameters is warned of."""
+SAME_SIZE = 1.1
+"""Two models whose parameters differ by a larger factor are of different sizes."""
 _MIB = 2**20
 
 
-def headline(first: Ranked, ask: Ask) -> str:
+def headline(ranked: Sequence[Ranked], ask: Ask) -> str:
     """What the first of a ranking is worth."""
+    first, *others = (entry for entry in ranked if entry.fits is not False or entry is ranked[0])
     if first.fits is False:
         return f"None fits: {first.variant}, the first, needs {_mib(first.weight_bytes + first.cache_bytes)} MiB."
     if ask.quality is None:
-        return f"{first.variant} leads by quality ({first.source}); no quality budget was given."
+        return _leader(first, others)
     if first.verdict == "meets" and first.source == "measured":
         return f"{first.variant}: the smallest cache that met the quality budget where it was measured."
+    also_meet = [entry.variant for entry in others if entry.verdict == "meets"]
+    if also_meet:
+        met = " and ".join(also_meet)
+        return f"{first.variant}, the baseline itself: {met} met the quality budget too, with no smaller cache."
     if first.verdict == "meets":
         return f"{first.variant}, the baseline itself: no other variant that fits is known to meet the quality budget."
     if first.verdict == "misses":
@@ -32,6 +42,27 @@ def headline(first: Ranked, ask: Ask) -> str:
     return (
         f"The data cannot say: no variant that fits is known to meet the budget; {first.variant} is the first to try."
     )
+
+
+def _leader(first: Ranked, others: Sequence[Ranked]) -> str:
+    """Who leads without a quality budget, and who is not told apart from the baseline."""
+    end = "no quality budget was given."
+    measured = [entry for entry in (first, *others) if entry.source == "measured"]
+    if not measured:
+        fitting = "" if first.fits is None else " of those that fit"
+        return f"Nothing was measured{fitting}: {first.variant} stands first ({first.source}); {end}"
+    alike = [entry.variant for entry in measured if not _told_apart(entry)]
+    if first.variant in alike:
+        return f"{first.variant} stands first (measured), not told apart from the baseline; {end}"
+    if first.source == "baseline" and alike:
+        return f"{first.variant} stands first (baseline), and {' and '.join(alike)} not told apart from it; {end}"
+    return f"{first.variant} leads by quality ({first.source}); {end}"
+
+
+def _told_apart(entry: Ranked) -> bool:
+    """Whether an interval without 0, of models that learnt enough, parts it from the baseline."""
+    trained = entry.evidence is not None and not entry.evidence.untrained
+    return trained and entry.interval is not None and not entry.interval[0] <= 0 <= entry.interval[1]
 
 
 def memory(plan: Plan, ask: Ask, share: float) -> str:
@@ -57,12 +88,13 @@ def quality(
     published: Published | None,
     *,
     is_baseline: bool,
+    held_back: str = "",
 ) -> str:
-    """What is known of a variant's quality, and how it stands to the budget."""
+    """What is known of a variant's quality, and how it stands to the budget; `held_back` as `held_back` says it."""
     if is_baseline:
         return f"{variant} is what the others are compared with"
     if evidence:
-        return f"measured: {_difference(evidence)}{_against(ask, verdict)}; {_where(evidence)}"
+        return f"measured: {_difference(evidence)}{_against(ask, verdict, evidence, held_back)}; {_where(evidence)}"
     if published:
         return published_figure(published, ask)
     return f"no record and no published figure says what {variant} costs: train it with `twofold study run`"
@@ -75,6 +107,16 @@ def published_figure(published: Published, ask: Ask) -> str:
         f"published, not measured here: perplexity {published.perplexity:g} against {published.baseline_perplexity:g}, "
         f"{published.percent:+.2f} % of the loss, no interval{beyond} ({SOURCE}, its {published.model} model)"
     )
+
+
+def held_back(evidence: Evidence, model: Architecture, share: float) -> str:
+    """Why what was measured decides nothing for the asked model, in half a sentence; empty where it does."""
+    if evidence.untrained:
+        return f"{' and '.join(evidence.untrained)} learnt no more than a byte-bigram model knows"
+    if evidence.is_weaker_than(share):
+        heads = "" if evidence.heads is None else f" ({evidence.heads} query heads there, {model.heads} here)"
+        return f"the sharing was weaker there{heads}"
+    return ""
 
 
 def also(evidence: Evidence) -> str:
@@ -114,9 +156,19 @@ def caveats(evidence: Evidence, model: Architecture, share: float, parameters: i
     return tuple(found)
 
 
-def published_doubts(published: Published | None) -> tuple[str, ...]:
-    """What weakens one published figure beside what weakens all."""
-    return () if published is None else doubts(published.model, published.variant)
+def published_doubts(published: Published | None, model: Architecture, parameters: int) -> tuple[str, ...]:
+    """What weakens one published figure beside what weakens all, and why it may not carry over to the asked model."""
+    if published is None:
+        return ()
+    theirs = architecture(published.model, variant=published.variant)
+    size = costs.parameters(theirs)["total"]
+    found = list(doubts(published.model, published.variant))
+    if theirs.heads != model.heads or max(size, parameters) > SAME_SIZE * min(size, parameters):
+        found.append(
+            f"published of a model of {size:,} parameters and {theirs.heads} query heads, here {parameters:,} and "
+            f"{model.heads}: no promise for this one"
+        )
+    return tuple(found)
 
 
 def positions(model: Architecture, ask: Ask) -> tuple[str, ...]:
@@ -154,9 +206,13 @@ def _difference(evidence: Evidence) -> str:
     )
 
 
-def _against(ask: Ask, verdict: Verdict | None) -> str:
+def _against(ask: Ask, verdict: Verdict | None, evidence: Evidence, held_back: str) -> str:
     if ask.quality is None or verdict is None:
         return ""
+    there = verdict_on(ask.quality, evidence.percent, evidence.interval)
+    if verdict == "open" and there != "open":
+        side = "within" if there == "meets" else "beyond"
+        return f", {side} {ask.quality:g} % there, which leaves it open here because {held_back}"
     told = {
         "meets": f", within {ask.quality:g} %",
         "misses": f", beyond {ask.quality:g} %",

@@ -23,12 +23,14 @@ const LabDraw = (() => {
     return (size >= 1e-3 && size < 1e5 ? value.toPrecision(4) : value.toExponential(2)).replace("-", "−");
   }
 
+  const counted = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
+
   // Bytes exactly and, from 1 KiB up, in short.
   function bytes(count) {
-    const units = ["bytes", "KiB", "MiB", "GiB", "TiB"];
+    const units = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     const unit = Math.min(Math.max(Math.floor(Math.log2(count) / 10), 0), units.length - 1);
     const short = count / 1024 ** unit;
-    return unit ? `${Number(short.toPrecision(4)).toLocaleString("en")} ${units[unit]}` : `${count.toLocaleString("en")} bytes`;
+    return unit ? `${Number(short.toPrecision(4)).toLocaleString("en")} ${units[unit]}` : counted(count, "byte");
   }
 
   const largest = (values) => values.reduce((most, value) => Math.max(most, Math.abs(value)), 1e-12);
@@ -171,5 +173,5 @@ const LabDraw = (() => {
     return svg;
   }
 
-  return { element, number, bytes, largest, grid, strip, badge, bars, curve };
+  return { element, number, bytes, counted, largest, grid, strip, badge, bars, curve };
 })();

@@ -1,7 +1,7 @@
 // The steps of the lab: what each says, and what it draws of the pass at hand. `now` holds the model, its pass over the
 // tokens, the chosen layer, head and token, and `choose`, which changes them.
 const LabSteps = (() => {
-  const { element, number, bytes, largest, grid, strip, badge, bars } = LabDraw;
+  const { element, number, bytes, counted, largest, grid, strip, badge, bars } = LabDraw;
   const ROLES = ["query", "key", "value"];
   const STAGES = { raw: "q·k", scaled: "scaled", masked: "masked" };
   const TOP = 8, READ = 3;
@@ -152,7 +152,7 @@ const LabSteps = (() => {
     return [
       ...strips,
       strip({ title: `${rest}= what head ${head} reads${back}`, values: read, most, id: "strip-read" }),
-      strip({ title: `all ${H} heads through Wₒ: added to the vector`, values: part(layer.update, width, token) }),
+      strip({ title: `${H > 1 ? `all ${H} heads` : "the head"} through Wₒ: added to the vector`, values: part(layer.update, width, token) }),
       strip({ title: "then the MLP adds its part", values: part(layer.mlp, width, token) }),
     ];
   }
@@ -160,14 +160,17 @@ const LabSteps = (() => {
   function next(now) {
     const { sizes } = now.model, t = now.token;
     const chances = LabModel.probabilities(part(now.pass.logits, sizes.vocab, t));
-    const order = chances.map((_, byte) => byte).sort((a, b) => chances[b] - chances[a]).slice(0, TOP);
+    const order = chances.map((_, byte) => byte).sort((a, b) => chances[b] - chances[a]);
     const follows = now.pass.ids[t + 1];
-    const entries = order.map((byte) => [now.nameOf(byte), chances[byte], `${(100 * chances[byte]).toFixed(1)} %`, byte === follows]);
+    const entries = order.slice(0, TOP).map((byte) => [now.nameOf(byte), chances[byte], `${(100 * chances[byte]).toFixed(1)} %`, byte === follows]);
     const before = now.names.slice(Math.max(0, t - 11), t + 1).join("");
-    const add = element("button", { type: "button", id: "append" }, "Type the likeliest");
-    add.addEventListener("click", () => now.append(order.find((byte) => byte >= 32 && byte < 127)));
+    const likeliest = order.find((byte) => byte >= 32 && byte < 127); // a line of text holds no other byte alone
+    const refused = follows !== undefined ? "Choose the last token to type what follows it."
+      : t + 1 === now.limit ? `The sentence is full: ${now.limit} bytes are read, and no more.` : "";
+    const add = element("button", { type: "button", id: "append", disabled: refused !== "", "aria-describedby": "append-said" }, `Type the likeliest: ${now.nameOf(likeliest)}`);
+    add.addEventListener("click", () => now.append(likeliest));
     const known = follows === undefined ? "This is the last token, so nobody knows what follows." : `In your sentence ${now.nameOf(follows)} follows: the model gave it ${(100 * chances[follows]).toFixed(1)} %.`;
-    return [element("p", { className: "said" }, `After ${t > 11 ? "…" : ""}${before}`), bars(entries, "The likeliest next bytes"), aside(known), row(add)];
+    return [element("p", { className: "said" }, `After ${t > 11 ? "…" : ""}${before}`), bars(entries, "The likeliest next bytes"), aside(known), row(add, element("small", { id: "append-said" }, refused))];
   }
 
   const PROJECTED = {
@@ -192,7 +195,7 @@ const LabSteps = (() => {
     { name: "Scores", says: (model) => (model.sources.query === "key" ? `${SCORED} Query and key are one vector, so before the mask the scores are symmetric.` : SCORED), draw: scores },
     { name: "Softmax", says: () => "The softmax turns each row of scores into weights that sum to 1. Point at a token, or at a row, to see what it looks at.", draw: softmax },
     { name: "Output", says: () => "A head’s output is the sum of the values that it sees, each times its weight. Then the heads are mixed and added to the token’s vector.", draw: output },
-    { name: "Next byte", says: ({ sizes }) => `After ${sizes.layers} layers the vector is compared with every byte’s own, and one more softmax makes chances of it.`, draw: next },
+    { name: "Next byte", says: ({ sizes }) => `After ${counted(sizes.layers, "layer")} the vector is compared with every byte’s own, and one more softmax makes chances of it.`, draw: next },
   ];
 
   return { STEPS, sharing };

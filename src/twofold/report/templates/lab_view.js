@@ -1,6 +1,6 @@
 // The page of the lab: what is chosen, the controls that change it, and what is drawn of it.
 (() => {
-  const { element, number, bytes, bars, curve } = LabDraw;
+  const { element, number, bytes, counted, bars, curve } = LabDraw;
   const { STEPS } = LabSteps;
   const lab = JSON.parse(document.getElementById("lab").textContent);
   const models = lab.models.map(LabModel.open);
@@ -40,9 +40,10 @@
     drawScale();
   }
 
+  // Types a byte after what was read.
   function append(byte) {
     const field = find("sentence");
-    field.value += String.fromCharCode(byte);
+    field.value = (field.value || " ") + String.fromCharCode(byte);
     choose({ sentence: true, token: now.names.length });
   }
 
@@ -124,15 +125,16 @@
   }
 
   function drawCurve() {
-    const { values, of } = now.curve ?? {};
     const marks = [[1, "1/√d"], [Math.sqrt(now.model.sizes.head_dim), "unscaled"]].filter(([x]) => x <= MOST_FACTOR);
     const label = `Mean entropy of all heads, as a share of the most possible, as the scale goes from 0 to ${MOST_FACTOR} times 1/√d`;
-    if (values && of === now.model) find("curve").replaceChildren(curve({ values, end: MOST_FACTOR, most: 1, here: now.factor, marks, label }));
+    const drawn = now.curve ? [curve({ values: now.curve, end: MOST_FACTOR, most: 1, here: now.factor, marks, label })] : [];
+    find("curve").replaceChildren(...drawn);
   }
 
-  // The curve takes many passes: they begin when typing pauses, with pauses between them.
+  // The curve takes many passes: they begin when typing pauses, with pauses between them. Until then there is none.
   function requestCurve() {
     clearTimeout(curveTimer);
+    now.curve = null;
     const { model } = now, ids = Array.from(now.pass.ids), values = [];
     if (ids.length < 2) return;
     const more = () => {
@@ -140,13 +142,20 @@
       const pass = LabModel.forward(model, ids, (values.length / (CURVE_POINTS - 1)) * MOST_FACTOR);
       values.push(LabModel.sharpness(pass.layers.flatMap(({ heads }) => heads.map(({ weights }) => weights))).relative);
       if (values.length < CURVE_POINTS) curveTimer = setTimeout(more, performance.now() - began); // as long again for the page
-      else { now.curve = { values, of: model }; drawCurve(); }
+      else { now.curve = values; drawCurve(); }
     };
     curveTimer = setTimeout(more, PAUSE);
   }
 
+  // The whole number that a field stands for, within its bounds.
+  const within = ({ value, min, max }) => Math.min(Math.max(Math.floor(Number(value)), Number(min)), Number(max));
+
   function drawCache() {
-    const value = (id) => Math.max(1, Math.floor(Number(find(id).value)) || 1);
+    const value = (id) => {
+      const field = find(id), kept = within(field);
+      if (field.value !== "" && Number(field.value) !== kept) field.value = kept; // an empty one is being typed in
+      return kept;
+    };
     const tokens = 2 ** Number(find("context").value);
     const given = { layers: value("cache-layers"), kvHeads: value("cache-heads"), headDim: value("cache-dim"), sequences: value("cache-sequences"), tokens, ...lab.dtypes[find("cache-dtype").value] };
     const counts = lab.sharings.map(({ parts }) => LabModel.cacheBytes({ ...given, parts: parts.length }));
@@ -154,8 +163,8 @@
     find("context-said").textContent = `${tokens.toLocaleString("en")} tokens`;
     find("cache-bars").replaceChildren(bars(lab.sharings.map(({ notation, parts }, n) =>
       [element("span", {}, notation, element("small", {}, `[ ${parts.join(" | ")} ]`)), counts[n] / most, bytes(counts[n])]), "Cache bytes of the four ways of sharing"));
-    find("cache-formula").textContent = `${given.sequences} × ${given.layers} layers × ${tokens.toLocaleString("en")} tokens × ${given.kvHeads} heads × ${given.headDim} dims × ${given.item} bytes, once for each part of the row.` +
-      (given.scale ? ` Each head’s row has a scale of ${given.scale} bytes more.` : "");
+    find("cache-formula").textContent = `${counted(given.sequences, "sequence")} × ${counted(given.layers, "layer")} × ${counted(tokens, "token")} × ${counted(given.kvHeads, "head")} × ${counted(given.headDim, "dim")} × ${counted(given.item, "byte")}, once for each part of the row.` +
+      (given.scale ? ` Each head’s row has a scale of ${counted(given.scale, "byte")} more.` : "");
   }
 
   function setSizes({ layers, kv_heads: heads, head_dim: dim }, dtype, tokens) {
@@ -193,6 +202,7 @@
     }
     find("cache-dtype").append(...Object.keys(lab.dtypes).map((name) => element("option", { value: name }, name)));
     find("cache").addEventListener("input", drawCache);
+    find("cache").addEventListener("change", ({ target }) => { if (target.type === "number") target.value = within(target); });
     find("cache-own").addEventListener("click", () => setSizes(now.model.sizes, now.model.cache.dtype, 64));
     find("cache-large").addEventListener("click", () => setSizes(LARGE, "bfloat16", 32768));
     setSizes(LARGE, "bfloat16", 32768);
