@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from rich.table import Table
@@ -17,6 +18,12 @@ class Grid(NamedTuple):
     headings: list[str]
     rows: list[list[str]]
     labels: int = 1
+
+
+def of_columns(columns: Sequence[tuple[str, list[str]]]) -> Grid:
+    """A grid from columns of equal length, each with its heading; the first is text."""
+    rows = [list(cells) for cells in zip(*(values for _, values in columns), strict=True)]
+    return Grid([heading for heading, _ in columns], rows)
 
 
 def drawn(grid: Grid) -> Table:

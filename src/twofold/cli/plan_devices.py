@@ -11,7 +11,7 @@ from rich.table import Table
 
 from twofold.analysis.device_plan import DevicePlan, Use, assumptions
 from twofold.analysis.devices import Device, find_devices
-from twofold.cli.output import table
+from twofold.cli.grids import drawn, of_columns
 from twofold.cli.quantities import mib
 
 
@@ -77,12 +77,7 @@ def _table(plans: Sequence[DevicePlan]) -> Table:
     ]
     if priced:
         columns.append(("price/10⁶\ntokens", [_price(plan.price_per_million_tokens) for plan in plans]))
-    shown = table()
-    for number, (header, _) in enumerate(columns):
-        shown.add_column(header, justify="right" if number else "left", no_wrap=True)
-    for cells in zip(*(values for _, values in columns), strict=True):
-        shown.add_row(*cells)
-    return shown
+    return drawn(of_columns(columns))
 
 
 def milliseconds(seconds: float) -> str:

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from twofold.analysis.published_plan import LayerKind, PublishedPlan, Row
+from twofold.cli.grids import drawn, of_columns
 from twofold.cli.output import show, table
 from twofold.cli.plan_devices import device_tables
 from twofold.cli.quantities import mib, percent
@@ -91,12 +92,7 @@ def _figures(plan: PublishedPlan) -> Table:
         columns.insert(4, (f"MiB\n/batch {plan.batch}", [mib(one.bytes_batch) for one in plan.figures]))
     if plan.memory_bytes is not None:
         columns.append(("these\nfit", [f"{one.sequences_that_fit:,}" for one in plan.figures]))
-    shown = table()
-    for number, (header, _) in enumerate(columns):
-        shown.add_column(header, justify="right" if number else "left", no_wrap=True)
-    for cells in zip(*(values for _, values in columns), strict=True):
-        shown.add_row(*cells)
-    return shown
+    return drawn(of_columns(columns))
 
 
 def _number(value: float) -> str:
