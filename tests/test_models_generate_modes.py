@@ -209,6 +209,7 @@ def test_sequences_repeated_in_inference_mode_can_be_continued_outside_of_it():
 # torch.compile --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.system  # compiling takes longer than the rest of this file
 def test_a_compiled_forward_takes_any_prompt_and_is_compiled_a_few_times():
     """Backend `eager`, which traces and guards as every backend does; building kernels would take minutes here."""
     model = small_model("K=V GQA-2", num_hidden_layers=1)

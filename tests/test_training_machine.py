@@ -134,6 +134,7 @@ def compiled_and_not(tmp_path_factory):
 
 
 # torch's compiler asks every tensor for its gradient, and for one that has none it warns itself.
+@pytest.mark.system  # compiling takes half a minute
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_a_run_goes_on_compiled_and_not(compiled_and_not, plain):
@@ -142,6 +143,7 @@ def test_a_run_goes_on_compiled_and_not(compiled_and_not, plain):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.system  # compiling takes half a minute
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_no_name_tells_of_the_compiler(compiled_and_not, plain, tmp_path):
