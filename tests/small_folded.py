@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from twofold.folding.fold import new_cache
+from twofold.folding.fold import fold, new_cache, unfold
 
 VOCABULARY = 61
 PAD, LEAST = 0, 2
@@ -161,3 +161,18 @@ def padded(ids_BT: Tensor, starts: Sequence[int]) -> tuple[Tensor, Tensor]:
     """`ids` with so much padding on the left of each sequence in place of tokens, and the mask [B, T]."""
     mask_BT = torch.arange(ids_BT.shape[1]) >= torch.tensor(starts)[:, None]
     return ids_BT.masked_fill(~mask_BT, PAD), mask_BT.long()
+
+
+def both(model: PreTrainedModel, run: Callable[[PreTrainedModel], Any]) -> tuple[Any, Any]:
+    """What `run` gives of the stock model and of the folded one."""
+    stock = run(model)
+    fold(model)
+    try:
+        return stock, run(model)
+    finally:
+        unfold(model)
+
+
+def far(one: Tensor, other: Tensor) -> float:
+    """The largest difference."""
+    return float((one.double() - other.double()).detach().abs().max())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import StaticCache
 
-from small_folded import deepseek_v2, deepseek_v3, latent_model, padded, some_tokens, stepped
+from small_folded import both, deepseek_v2, deepseek_v3, far, latent_model, padded, some_tokens, stepped
 from twofold.folding import deepseek
 from twofold.folding.fold import fold, folding_of, unfold
 from twofold.kernels import native
@@ -65,20 +65,6 @@ def folded(v2):
     yield v2
     if folding_of(v2):
         unfold(v2)
-
-
-def both(model, run):
-    """What `run` gives of the stock model and of the folded one."""
-    stock = run(model)
-    fold(model)
-    try:
-        return stock, run(model)
-    finally:
-        unfold(model)
-
-
-def far(one, other):
-    return float((one - other).abs().max())
 
 
 @pytest.mark.parametrize("name", MODELS)

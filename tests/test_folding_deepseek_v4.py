@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4CSACache
 
-from small_folded import deepseek_v4, padded, some_tokens, stepped
+from small_folded import both, deepseek_v4, padded, some_tokens, stepped
 from twofold.folding.fold import fold, folded_cache, folding_of, plan, unfold
 
 WINDOW, WIDTH = 7, 10
@@ -26,16 +26,6 @@ def folded(v4):
     yield v4
     if folding_of(v4):
         unfold(v4)
-
-
-def both(model, run):
-    """What `run` gives of the stock model and of the folded one."""
-    stock = run(model)
-    fold(model)
-    try:
-        return stock, run(model)
-    finally:
-        unfold(model)
 
 
 def window_storages(layer):

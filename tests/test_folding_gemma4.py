@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache, StaticCache
 
-from small_folded import gemma4, padded, some_tokens, stepped
+from small_folded import far, gemma4, padded, some_tokens, stepped
 from twofold.folding.fold import fold, folded_cache, folding_of, unfold
 from twofold.kernels import native
 
@@ -32,10 +32,6 @@ def folded(model, form, **changes):
     twin = copy.deepcopy(model)
     fold(twin, form)
     return twin
-
-
-def far(one, other):
-    return float((one.double() - other.double()).detach().abs().max())
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -93,6 +93,12 @@ def test_unfolding_gives_stock_caches_back(mistral, folded):
         unfold(folded)
 
 
+def test_windows_have_no_form(mistral):
+    with pytest.raises(ValueError, match="no layer of this mistral model has a form: leave it out, and its 2 sliding"):
+        fold(mistral, "row")
+    assert folding_of(mistral) is None
+
+
 def test_a_model_without_windows_and_shared_numbers_is_refused_with_what_was_looked_for():
     config = LlamaConfig(hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
     with pytest.raises(ValueError, match=r"nothing in this llama model folds: looked for gemma4, .* conversion"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -19,7 +19,6 @@ from transformers.cache_utils import Cache
 from twofold.bench.record import Machine, Row
 from twofold.bench.sizes import Effort
 from twofold.bench.timing import Contender, Watch, interleaved, rows, timed
-from twofold.cache.kept import KeptRows
 from twofold.folding.fold import Folding, fold, new_cache
 from twofold.folding.forms import Fold
 from twofold.folding.rows import adopt
@@ -127,17 +126,17 @@ class Decoding(NamedTuple):
 
 def measure(effort: Effort, machine: Machine, watch: Watch) -> tuple[list[Row], list[str]]:
     """Rows for each case: folded against stock, and of Gemma 4 values alone against rows as well."""
-    todo = [
+    asked = [
         (case, dtype, context)
         for case in CASES
         for dtype in case.dtypes[: 1 if effort.quick else None]
         for context in case.contexts[: 1 if effort.quick else None]
     ]
     found: list[Row] = []
-    for number, (case, dtype, context) in enumerate(todo):
-        watch(number, len(todo), f"{case.name} {context} {dtype}")
+    for number, (case, dtype, context) in enumerate(asked):
+        watch(number, len(asked), f"{case.name} {context} {dtype}")
         found += compare(case, dtype, context, effort.repeats, machine)
-    watch(len(todo), len(todo), "")
+    watch(len(asked), len(asked), "")
     return found, []
 
 
@@ -169,19 +168,16 @@ def filled(model: PreTrainedModel, folding: Folding | None, context: int) -> Dec
     cache = new_cache(model)
     if folding is not None:
         adopt(cache, folding.folds, folding.windows)
-    for number, layer in enumerate(cache.layers):
-        like = first_rows(model, number)
+    for layer, like in zip(cache.layers, first_rows(model), strict=True):
         layer.update(*(None if part is None else _random(part, context) for part in like))
     return Decoding(model, cache)
 
 
-def first_rows(model: PreTrainedModel, layer: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What a pass of one token hands to the cache of a layer."""
+def first_rows(model: PreTrainedModel) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """What a pass of one token hands to the cache of each layer."""
     cache = new_cache(model)
     model(torch.zeros(1, 1, dtype=torch.long), cache=cache, use_cache=True)
-    held: Any = cache.layers[layer]
-    kept = held.kept() if hasattr(held, "kept") else KeptRows(held.keys, held.values)
-    return kept.heads_BGSW, kept.shared_BSW
+    return [layer.kept()[:2] if hasattr(layer, "kept") else (layer.keys, layer.values) for layer in cache.layers]
 
 
 def step(decoding: Decoding) -> Contender:

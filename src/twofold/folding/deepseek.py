@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from twofold.cache.kept import KeptRows
 from twofold.folding.attending import KERNEL_FOR, attended, decoded, decodes, kept_after, mask_over, stock
-from twofold.folding.forms import Fold, Unfolded, facts_of, folded_class
+from twofold.folding.forms import Fold, facts_of, folded_class
 from twofold.folding.inputs import is_plain, is_read_alone, obstacle
 from twofold.folding.sights import Sight
 from twofold.kernels.decode_native import MOST_POSITIONS
@@ -64,10 +64,8 @@ class FoldedDeepseek:
         return self.o_proj(read_BTHV.flatten(2)), weights
 
 
-def plan_layer(model: PreTrainedModel, module: Any, name: str, form: str, facts: dict[str, Any]) -> Fold | Unfolded:
+def plan_layer(model: PreTrainedModel, module: Any, name: str, form: str, facts: dict[str, Any]) -> Fold:
     """How a layer of this attention folds."""
-    if form not in FORMS:
-        return Unfolded(module.layer_idx, name, f'it caches latents, which have the form "latent" and not {form!r}')
     turns = _TURNS.get(type(module).__name__)
     if turns is None:
         turns = "apply_rotary_pos_emb_interleave" if module.config.rope_interleave else "apply_rotary_pos_emb"

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4CSACache, DeepseekV4HCACache
 
-from twofold.folding.forms import Fold, Packing, Unfolded, folded_class
+from twofold.folding.forms import Fold, Packing, folded_class
 from twofold.folding.rows import alone
 from twofold.variants.layout import RowLayout
 
@@ -116,10 +116,8 @@ class OneTensorCSA(OneTensor, DeepseekV4CSACache):
 _KEPT_AS = {DeepseekV4HCACache: OneTensorHCA, DeepseekV4CSACache: OneTensorCSA}
 
 
-def plan_layer(model: PreTrainedModel, module: Any, name: str, form: str, facts: dict[str, Any]) -> Fold | Unfolded:
+def plan_layer(model: PreTrainedModel, module: Any, name: str, form: str, facts: dict[str, Any]) -> Fold:
     """How a `DeepseekV4Attention` folds."""
-    if form not in FORMS:
-        return Unfolded(module.layer_idx, name, f'its key and value are one entry, form "row", not {form!r}')
     sliding = module.compressor is None
     return Fold(
         layer=module.layer_idx,

@@ -96,7 +96,7 @@ def plan(model: PreTrainedModel, form: str | None = None) -> Folding:
             stays.append(answer)
     windows = sliding_layers(model, {one.layer for one in folds})
     if not folds and (form is not None or not windows):
-        raise ValueError(_nothing_folds(model, stays))
+        raise ValueError(_nothing_folds(model, stays, windows))
     return Folding(tuple(folds), tuple(stays), windows)
 
 
@@ -188,7 +188,7 @@ def sliding_layers(model: PreTrainedModel, but: set[int]) -> dict[int, int]:
     }
 
 
-def _nothing_folds(model: PreTrainedModel, stays: Sequence[Unfolded]) -> str:
+def _nothing_folds(model: PreTrainedModel, stays: Sequence[Unfolded], windows: Mapping[int, int]) -> str:
     """What was looked for in vain, and what would be needed."""
     kind = model.config.model_type
     if kind.startswith("twofold"):
@@ -197,6 +197,10 @@ def _nothing_folds(model: PreTrainedModel, stays: Sequence[Unfolded]) -> str:
         reasons = {one.reason: one.layer for one in reversed(stays)}
         found = "; ".join(f"layer {layer}: {reason}" for reason, layer in sorted(reasons.items(), key=lambda r: r[1]))
         return f"nothing in this {kind} model folds: {found}"
+    if windows:
+        return (
+            f"no layer of this {kind} model has a form: leave it out, and its {len(windows)} sliding windows are freed"
+        )
     return (
         f"nothing in this {kind} model folds: looked for {', '.join(FAMILIES)}, whose key and value share numbers, and "
         "for sliding windows, and found neither. Keys and values of separate projections (Llama, Qwen, Mistral) cannot "

@@ -54,11 +54,11 @@ def parity(
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[Parity]:
     """A row for every family, form and dtype."""
-    todo = [(family, form, dtype) for family in families for form in forms_of(family) for dtype in dtypes]
+    asked = [(family, form, dtype) for family in families for form in forms_of(family) for dtype in dtypes]
     rows = []
-    for done, (family, form, dtype) in enumerate(todo):
+    for done, (family, form, dtype) in enumerate(asked):
         if progress is not None:
-            progress(f"{family} {form} {dtype}", done, len(todo))
+            progress(f"{family} {form} {dtype}", done, len(asked))
         rows.append(compare(family, form, dtype))
     return rows
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from twofold.environment import package_version
 
 TESTED = ("5.24.0",)
-"""The oldest that this package takes first, the newest last. `make test-all` runs the folding tests with each."""
+"""From the oldest that this package takes to the newest there was; a test holds the installed one to be among them."""
 MOST = 1e-5
 """What logits of a small float32 model may differ by, or twice what stock's own ways do."""
 
