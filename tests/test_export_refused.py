@@ -79,7 +79,7 @@ def test_padding_has_to_hold_the_row(tmp_path):
 
 def test_a_folder_that_holds_something_stays_as_it_is(tmp_path):
     (tmp_path / "mine").write_text("mine")
-    with pytest.raises(ValueError, match="holds something"):
+    with pytest.raises(ValueError, match="is not empty: name a new folder"):
         export_model(exportable("QKV"), "llama", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 

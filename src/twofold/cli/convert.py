@@ -43,7 +43,8 @@ def convert(
     """
     from twofold.cli.progress import quiet_libraries
     from twofold.conversion.convert import convert_in, convert_out, families_for
-    from twofold.conversion.source import open_source, require_new, source_tokenizer, write_model
+    from twofold.conversion.source import open_source, source_tokenizer, write_model
+    from twofold.models.new_folder import require_new
 
     require_new(out)
     quiet_libraries()

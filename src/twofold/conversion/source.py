@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-import shutil
-import tempfile
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from twofold.conversion.names import SHOWN
 from twofold.explain.load import Opened, open_model
 from twofold.models.load import CONFIG_FILE
+from twofold.models.new_folder import new_folder
 
 _BUFFERS = (r"rotary_emb\.inv_freq$", r"\.attn\.(bias|masked_bias)$", r"self_attn\.(bias|masked_bias)$")
 """Constants that older versions of transformers wrote beside the weights."""
@@ -36,29 +35,12 @@ def open_source(name: str) -> Opened:
     return opened
 
 
-def require_new(folder: Path) -> None:
-    """Raise ValueError where something is at `folder` already, other than an empty folder."""
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise ValueError(f"{folder} exists and is no folder: name another for --out")
-    if folder.is_dir() and any(folder.iterdir()):
-        raise ValueError(f"{folder} is not empty: name a new folder for --out")
-
-
 def write_model(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
     """Save a model, and its tokenizer, as Auto classes load them; the new `folder` appears whole or not at all."""
-    require_new(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        unfinished.chmod(0o755)  # a temporary folder is for its owner alone
+    with new_folder(folder) as unfinished:
         model.save_pretrained(unfinished)
         if tokenizer is not None:
             tokenizer.save_pretrained(unfinished)
-        unfinished.replace(folder)
-    except SafetensorError as error:  # its way to say that the disk is full
-        raise OSError(f"{unfinished}: {error}") from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def source_tokenizer(opened: Opened) -> PreTrainedTokenizerBase | None:

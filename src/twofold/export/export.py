@@ -13,12 +13,13 @@ from typing import Any
 from twofold.environment import environment, package_version
 from twofold.export.check import Check, check
 from twofold.export.deepseek import deepseek
-from twofold.export.folder import check_free, save_model, save_tokenizer, tokenizer_of, written_whole
+from twofold.export.folder import save_model, save_tokenizer, tokenizer_of
 from twofold.export.gguf_check import check_gguf, require_packages
 from twofold.export.gguf_file import TYPES, gguf, write_gguf
 from twofold.export.llama import llama
 from twofold.export.target import Padding, Target, padding
 from twofold.models.decoder import TwofoldForCausalLM
+from twofold.models.new_folder import new_folder, require_new
 
 FORMATS = {
     "deepseek": "transformers' DeepseekV3: K=V decoupled and MLA, with their small cache",
@@ -83,11 +84,11 @@ def export_model(
     Raises ValueError for an unknown format, a folder that holds something, a model that the target cannot compute
     exactly (with every reason), or a comparison that fails; nothing is then left in `out`.
     """
-    check_free(out)
+    require_new(out)
     target = _target(model, format, padding(pad) if isinstance(pad, str) else pad, untied, kind)
     if format == "gguf":
         require_packages(checked)
-    with written_whole(out) as folder:
+    with new_folder(out) as folder:
         if format == "gguf":
             has_tokenizer, found = _write_gguf(model, target, folder / GGUF_FILE, kind, checked)
         else:

@@ -1,12 +1,9 @@
-"""The folder that an export is: weights and configuration of transformers, the tokenizer, and all of it or nothing."""
+"""The folder that an export is: weights and configuration of transformers, and the tokenizer."""
 
 from __future__ import annotations
 
 import copy
-import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,23 +82,3 @@ def _source(model: TwofoldForCausalLM) -> Path | None:
     """The folder that the model was loaded from."""
     source = Path(model.name_or_path)
     return source if model.name_or_path and source.is_dir() else None
-
-
-def check_free(out: Path) -> None:
-    """Raise ValueError for a folder that holds something."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} exists and holds something: give a new folder")
-
-
-@contextmanager
-def written_whole(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that becomes `out` when all went well, and else goes away."""
-    out = out.absolute()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.name}.{os.getpid()}")
-    partial.mkdir()
-    try:
-        yield partial
-        partial.replace(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
