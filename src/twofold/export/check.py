@@ -45,8 +45,8 @@ class Check:
 def check(model: TwofoldForCausalLM, folder: Path) -> Check:
     """Compare `model` with the export in `folder` on random tokens: logits, greedy text, caches.
 
-    In float32 where the model is in half precision. Raises ValueError where tensors are missing or unknown there, or
-    where logits differ by more than rounding explains.
+    In float32 where the model is in half precision. Raises ValueError where logits differ by more than rounding
+    explains.
     """
     tolerance, dtype = TOLERANCES[model.dtype], torch.promote_types(model.dtype, torch.float32)
     ours = in_dtype(model, dtype)
