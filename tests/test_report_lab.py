@@ -97,10 +97,11 @@ def test_every_step_of_every_model_draws_and_fits(opened, written, width, scheme
                 check_fits(page)
                 assert page.locator("#step-title").inner_text().startswith(f"{step + 1}. ")
                 assert page.locator("#step > *").count() > 0
-                assert all(page.evaluate(PAINTED))
+                page.wait_for_function(PAINTED, timeout=WAIT)
 
 
-PAINTED = """() => [...document.querySelectorAll("canvas.grid")].map((canvas) =>
+# Grids are drawn once their size is known, which is when the browser gets to a frame.
+PAINTED = """() => [...document.querySelectorAll("canvas.grid")].every((canvas) =>
   new Set(canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data).size > 9)"""
 
 
