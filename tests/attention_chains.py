@@ -43,9 +43,10 @@ class Chain:
     def inputs(self, batch: int = 2, length: int = 7) -> Tensor:
         return torch.randn(batch, length, self.sizes.width, dtype=torch.float64, requires_grad=True)
 
-    def turns(self, positions_BT: Tensor, dtype: torch.dtype = torch.float64) -> Rotation | None:
-        dims = self.sizes.rotated_dims
-        return rotation(positions_BT, dims, self.sizes.rotary_base, dtype) if dims else None
+    def turns(self, positions_BT: Tensor, dtype: torch.dtype = torch.float64, layer: int = 0) -> Rotation | None:
+        sizes = self.sizes.at(layer)
+        dims, exponents = sizes.rotated_dims, sizes.rotary_exponents
+        return rotation(positions_BT, dims, sizes.rotary_base, dtype, exponents) if dims else None
 
     def fast(
         self,
@@ -57,10 +58,11 @@ class Chain:
     ) -> Tensor:
         self.config._attn_implementation = implementation
         length = x_BTM.shape[1]
-        by = self.turns(torch.arange(length)[None] if positions_BT is None else positions_BT, x_BTM.dtype)
-        row_turns = by if turned_on_read(self.sizes.variant) else None
+        at_BT = torch.arange(length)[None] if positions_BT is None else positions_BT
         rows = None
-        for layer, window in zip(self.layers, self.sizes.windows, strict=True):
+        for n, (layer, window) in enumerate(zip(self.layers, self.sizes.windows, strict=True)):
+            by = self.turns(at_BT, x_BTM.dtype, n)
+            row_turns = by if turned_on_read(self.sizes.at(n).variant) else None
             mask = None if window is None and real_BT is None else visible(length, window, real_BT)
             output_BTM, _, rows = layer(x_BTM, by, mask, None, row_turns, rows)
             x_BTM = (x_BTM + output_BTM) / 2
@@ -72,7 +74,8 @@ class Chain:
         for n, window in enumerate(self.sizes.windows):
             asking, keeping = uses[n]
             owner = (x_BTM, keeping) if self.sizes.row_owners[n] == n else (owner[0], keeping)
-            read = reference(x_BTM, asking, self.sizes.variant, self._setting(window), real_BT=real_BT, rows_of=owner)
+            variant, setting = self.sizes.at(n).variant, self._setting(n, window)
+            read = reference(x_BTM, asking, variant, setting, real_BT=real_BT, rows_of=owner)
             x_BTM = (x_BTM + read) / 2
         return x_BTM
 
@@ -82,10 +85,10 @@ class Chain:
         rows = (of[self.sizes.matrix_owners[n]] for n in self.sizes.row_owners)
         return [(of[m], kept) for m, kept in zip(self.sizes.matrix_owners, rows, strict=True)]
 
-    def _setting(self, window: int | None) -> Setting:
-        s = self.sizes
+    def _setting(self, layer: int, window: int | None) -> Setting:
+        s = self.sizes.at(layer)
         base = s.rotary_base if s.rotated_dims else None
-        return Setting(s.heads, s.head_dim, base, s.rotated_dims, s.scale_exponent, s.softcap, window)
+        return Setting(s.heads, s.head_dim, base, s.rotated_dims, s.rotary_pairs, s.scale_exponent, s.softcap, window)
 
 
 Uses = list[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]]

@@ -23,6 +23,10 @@ def _entries() -> dict[str, dict[str, Any]]:
     learned = {"rotary": "none"}
     paper = {"block": "paper"}
     window = {"window": 3, "layer_pattern": "SL"}
+
+    def mixed(variants: list[str] | None, **others: Any) -> dict[str, Any]:
+        return {"layer_variants": variants, "latent_norm": False, **others}
+
     named = [
         ("QKV", {}),
         ("QKV", partial),
@@ -46,6 +50,14 @@ def _entries() -> dict[str, dict[str, Any]]:
         ("Q=K=V kept", partial),
         ("MLA", latent),
         ("MLA", latent | paper),
+        ("GQA-2 MLA", latent),
+        ("MQA MLA", latent | {"latent_norm": False}),
+        ("MLA on_read", {"latent_dims": 24}),
+        ("GQA-2 MLA on_read", partial | {"latent_dims": 16, "latent_norm": False}),
+        ("GQA-3 MLA on_read", learned | {"latent_dims": 24}),
+        ("MLA", {"latent_dims": 16, "rotary_pairs": [3, 0, 2, 1]}),
+        ("K=V decoupled", apart | {"latent_norm": False}),
+        ("K=V GQA-3 decoupled", {"rotary_pairs": [0, 1, 3, 2], "latent_norm": False}),
         ("Q=K diagonal", partial),
         ("K=V diagonal", {}),
         ("K=V GQA-2 diagonal", partial),
@@ -107,6 +119,14 @@ def _entries() -> dict[str, dict[str, Any]]:
         ("K=V GQA-2", partial | {"qkv_bias": True}),
         ("MLA", latent | {"qkv_bias": True}),
         ("QKV", {"scaled_embeddings": True, "tie_word_embeddings": False}),
+        ("QKV", paper | {"activation": "gelu_tanh"}),
+        ("GQA-2", paper | {"activation": "relu", "position_offset": 2}),
+        ("K=V", learned | {"position_offset": 3}),
+        ("GQA-2", mixed(["GQA-2", "GQA-2 MLA on_read"], layer_latents=[0, 16])),
+        ("GQA-3 MLA on_read", mixed(None, layer_latents=[16, 24]) | window),
+        ("GQA-2", mixed(["GQA-2", "GQA-2 MLA"], latent_dims=16, rotary_pairs=[3, 0, 2, 1])),
+        ("K=V GQA-2 decoupled", mixed(["K=V GQA-2 decoupled", "MQA"], rotary_dims=8) | {"sinks": True}),
+        ("K=V on_read", {"layer_variants": ["K=V on_read", "QKV"]}),
     ]
     entries = {_name(variant, fields): {"variant": variant, **fields} for variant, fields in named}
     assert len(entries) == len(named)

@@ -35,6 +35,15 @@ GPT2: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": None,
 }
+OPT: dict[str, Any] = {
+    "model_type": "opt",
+    **{name: SIZES[name] for name in ("vocab_size", "max_position_embeddings", "bos_token_id", "eos_token_id")},
+    "hidden_size": 24,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 2,
+    "ffn_dim": 31,
+    "pad_token_id": 1,
+}
 ROTARY = {"rope_parameters": {"rope_type": "default", "rope_theta": 50_000.0}, "rms_norm_eps": 1e-5}
 MIXED = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
 
@@ -49,6 +58,10 @@ CHECKPOINTS: Mapping[str, dict[str, Any]] = {
     "qwen3, head dim 10": {"model_type": "qwen3", **SIZES, "head_dim": 10},
     "qwen3 untied, windows": {"model_type": "qwen3", **SIZES, **MIXED, "tie_word_embeddings": False, "head_dim": 6},
     "gpt2": GPT2,
+    "gpt2 as released": {**GPT2, "activation_function": "gelu_new", "n_embd": 22, "n_head": 2},
+    "gpt2 with ReLU": {**GPT2, "activation_function": "relu"},
+    "opt": OPT,
+    "opt untied, GELU": {**OPT, "activation_function": "gelu", "tie_word_embeddings": False, "ffn_dim": 53},
     "gpt2 untied": {**GPT2, "tie_word_embeddings": False, "n_inner": None},
 }
 """Name → configuration; tied where it does not say otherwise."""

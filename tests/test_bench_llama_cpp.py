@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from twofold.bench import decoders, llama_cpp
+from twofold.export.rotary_places import placed
 from twofold.models.architecture import Architecture
 
 gguf = pytest.importorskip("gguf")
@@ -55,7 +56,7 @@ def test_moved_weight_rows_turn_as_before():
     x, y = torch.randn(2, width, dtype=torch.float64)
     halves = [(j, j + dim // 2) for j in range(dim // 2)]
     neighbours = [(2 * j, 2 * j + 1) for j in range(dim // 2)]
-    moved = [torch.from_numpy(llama_cpp._neighbours(weight.numpy(), dim)) for weight in (query, key)]
+    moved = [placed(weight, tuple(range(dim // 2)), dim) for weight in (query, key)]
     theirs = turned(query @ x, 13, halves) @ turned(key @ y, 5, halves)
     ours = turned(moved[0] @ x, 13, neighbours) @ turned(moved[1] @ y, 5, neighbours)
     torch.testing.assert_close(ours, theirs)

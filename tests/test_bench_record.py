@@ -89,3 +89,10 @@ def test_figures_show_what_was_measured(made, expected):
 def test_a_record_without_rows_has_no_figure():
     with pytest.raises(ValueError, match="no rows"):
         bench_figure(record(rows=[]))
+
+
+def test_the_share_of_an_alternatives_cache():
+    row = Row(name="export/x/1", cache_bytes=3, alternative_cache_bytes=4)
+    assert row.cache_share == 0.75
+    assert Row(name="export/x/1", cache_bytes=3).cache_share is None
+    assert Row(name="export/x/1").cache_share is None

@@ -9,7 +9,7 @@ from command_line import run
 from twofold.bench import train
 from twofold.bench.record import ALWAYS, read_bench, write_bench
 
-BENCHES = ("attention", "generate", "memory", "train", "prefill")
+BENCHES = ("attention", "generate", "memory", "train", "prefill", "fold", "export")
 
 
 @pytest.fixture

@@ -88,13 +88,13 @@ def test_an_empty_folder_is_filled(capsys, source, tmp_path):
 
 def test_refusals_are_one_line_and_leave_nothing(capsys, converted, source, tmp_path):
     folder, _ = converted
-    checkpoint("gpt2", activation_function="gelu_new").save_pretrained(tmp_path / "gpt2")
+    checkpoint("gpt2", activation_function="silu").save_pretrained(tmp_path / "gpt2")
     for arguments, told in (
         ((str(folder),), "say with --to what to write it as (llama, mistral)"),
         ((str(folder), "--to", "qwen3"), "whose qk_norm is True"),
         ((str(folder), "--to", "bert"), "'bert' model does not convert"),
         ((str(source), "--to", "llama"), "leave it out"),
-        ((str(tmp_path / "gpt2"),), "activation_function 'gelu_new' does not convert"),
+        ((str(tmp_path / "gpt2"),), "activation_function 'silu' does not convert"),
     ):
         done = run(capsys, "convert", *arguments, "--out", str(tmp_path / "none"))
         assert (done.code, done.err.count("\n")) == (2, 1)

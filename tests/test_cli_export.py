@@ -84,3 +84,41 @@ def test_refusals_are_one_line(capsys, decoupled, tmp_path):
     missing = run(capsys, "export", str(tmp_path / "nothing"), "--format", "llama", "--out", out)
     assert "is not a folder" in missing.err
     assert not (tmp_path / "out").exists()
+
+
+def test_records_are_shown_again(capsys, decoupled, tmp_path):
+    out = tmp_path / "out"
+    asked = ("export", str(decoupled), "--format", "deepseek", "--out", str(out))
+    assert run(capsys, *asked).code == 0
+    unchecked = tmp_path / "unchecked"
+    assert run(capsys, *asked[:-1], str(unchecked), "--no-check").code == 0
+    records = [str(folder / "export.json") for folder in (out, unchecked)]
+    shown = run(capsys, "export", "--show", records[0], "--show", records[1], "--markdown")
+    assert shown.code == 0, shown.err
+    _, _, checked, plain, *rest = shown.out.splitlines()
+    assert checked.startswith("| K=V GQA-2 decoupled | deepseek_v3 | float32 | transformers | ")
+    assert checked.endswith("| 16 equal | 24 | 24 |")
+    assert plain.endswith("| – | – | – | – | 24 | 24 |")
+    assert f"twofold {' '.join(asked)}; transformers" in "\n".join(rest)
+    (printed,) = json.loads(run(capsys, "export", "--show", records[0], "--json").out)
+    assert printed == json.loads((out / "export.json").read_text())
+    assert "deepseek_v3" in run(capsys, "export", "--show", records[0]).out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("runs/mine", "--format", "gguf"), "--out missing"),
+        ((), "MODEL and --format and --out missing"),
+        (("runs/mine", "--show", "x.json"), "exports nothing"),
+        (("runs/mine", "--markdown"), "--markdown is of --show"),
+        (("--show", "nowhere.json"), "No such file"),
+        (("--show", "EMPTY"), "is no record of an export"),
+    ],
+)
+def test_what_does_not_go_together(arguments, message, capsys, tmp_path):
+    (tmp_path / "empty.json").write_text("[]")
+    done = run(capsys, "export", *(str(tmp_path / "empty.json") if word == "EMPTY" else word for word in arguments))
+    assert done.code in (1, 2)
+    assert message in done.err
+    assert done.err.count("\n") == 1

@@ -47,7 +47,7 @@ def test_greedy_tokens_are_equal_with_caches(name):
     assert torch.equal(model.generate(ids_BT, **options), made.generate(ids_BT, **options))
 
 
-@pytest.mark.parametrize("name", ["llama MHA untied", "qwen2", "qwen3, head dim 10", "gpt2"])
+@pytest.mark.parametrize("name", ["llama MHA untied", "qwen2", "qwen3, head dim 10", "gpt2", "opt"])
 def test_every_weight_matters(name):
     """A changed tensor of theirs changes the logits of ours, so that none was dropped or filled in."""
     model = checkpoint(name)

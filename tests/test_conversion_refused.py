@@ -33,7 +33,13 @@ LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
         ("llama", {"mlp_bias": True}, "mlp_bias True does not convert: SwiGLU has no biases"),
         ("mistral untied", {"hidden_act": "gelu"}, "hidden_act 'gelu' does not convert"),
         ("qwen3, head dim 10", {"rms_norm_eps": 1e-5}, "rms_norm_eps 1e-05 does not convert: norms of queries"),
-        ("gpt2", {"activation_function": "gelu_new"}, "activation_function 'gelu_new' does not convert: .* tanh"),
+        ("gpt2", {"activation_function": "silu"}, "activation_function 'silu' does not convert: .* GELU, exact or"),
+        ("opt", {"activation_function": "gelu_fast"}, "activation_function 'gelu_fast' does not convert"),
+        ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before False does not convert: .*OPT-350M"),
+        ("opt", {"_remove_final_layer_norm": True}, "has a norm behind its last block"),
+        ("opt", {"enable_bias": False}, "enable_bias False does not convert: blocks with LayerNorm have biases"),
+        ("opt", {"layer_norm_elementwise_affine": False}, "norms have weights and biases"),
+        ("opt", {"word_embed_proj_dim": 12}, "word_embed_proj_dim 12 and hidden_size 24 does not convert"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "all layers scale their scores alike"),
         ("gpt2", {"scale_attn_weights": False}, "scores are divided by √d"),
     ],
@@ -43,10 +49,10 @@ def test_options_that_the_decoder_has_not(name, fields, message):
         convert_in(checkpoint(name, **fields))
 
 
-@pytest.mark.parametrize(("kind", "message"), [("opt", "ReLU"), ("gpt_neox", "side by side")])
+@pytest.mark.parametrize(("kind", "message"), [("gpt_neox", "side by side"), ("bloom", "nobody has compared")])
 def test_families_that_the_decoder_has_not(kind, message):
     fields = {k: v for k, v in SIZES.items() if k in ("vocab_size", "hidden_size", "num_attention_heads")}
-    config = CONFIG_MAPPING[kind](**fields, num_hidden_layers=1, word_embed_proj_dim=24)
+    config = CONFIG_MAPPING[kind](**fields, num_hidden_layers=1)
     with pytest.raises(ValueError, match=f"a '{kind}' model does not convert: .*{message}.*families that do are llama"):
         convert_in(AutoModelForCausalLM.from_config(config))
 
@@ -55,6 +61,8 @@ def test_families_that_the_decoder_has_not(kind, message):
     ("family", "fields", "message"),
     [
         ("llama", {"variant": "K=V"}, "its variant is K=V; no family"),
+        ("llama", {"layer_variants": ["QKV", "K=V"]}, "its variant is K=V; no family"),
+        ("llama", {"layer_variants": ["QKV", "GQA-2"]}, "have as many key/value heads: here are QKV, GQA-2; no family"),
         ("llama", {"variant": "QKV CLA-2"}, "its variant is .*CLA-2"),
         ("llama", {"qk_norm": True, "norm_eps": 1e-6}, "whose qk_norm is False: here it is True; it converts to qwen3"),
         ("llama", {"qkv_bias": True}, "it converts to qwen2"),
@@ -66,7 +74,12 @@ def test_families_that_the_decoder_has_not(kind, message):
         ("llama", {"hidden_size": 25, "head_dim": 8}, "whose width is a multiple of its heads.*it converts to mistral"),
         ("gpt2", {"block": "paper", "variant": "GQA-2"}, "here are 4 heads × 6 dims, 2 key/value heads"),
         ("qwen3", {"qk_norm": True, "norm_eps": 1e-5}, "whose norm_epsilon is 1e-06"),
-        ("opt", {}, "'opt' model does not convert"),
+        ("gpt2", {"block": "paper", "position_offset": 2, "norm_eps": 1e-6}, "whose position_offset is 0: here it is"),
+        ("gpt2", {"block": "paper", "position_offset": 2}, "it converts to opt"),
+        ("opt", {"block": "paper"}, "whose position_offset is 2: here it is 0; it converts to gpt2"),
+        ("opt", {"block": "paper", "position_offset": 2, "norm_eps": 1e-6}, "whose norm_epsilon is 1e-05"),
+        ("opt", {"block": "paper", "position_offset": 2, "variant": "MQA"}, "4 heads × 6 dims, 1 key"),
+        ("bert", {}, "'bert' model does not convert"),
     ],
 )
 def test_what_a_family_has_not(family, fields, message):
@@ -75,7 +88,7 @@ def test_what_a_family_has_not(family, fields, message):
         convert_out(model, family)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
 def test_missing_and_unknown_tensors_are_named(family):
     names, state = FAMILIES[family].names, dict(checkpoint(family).state_dict())
     layers = 3 if family == "llama" else 2

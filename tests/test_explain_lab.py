@@ -123,6 +123,7 @@ def test_models_of_one_variant_are_told_apart(folders, tmp_path):
         ({"softcap": 30.0}, "a soft cap"),
         ({"qk_norm": True}, "normalised queries"),
         ({"sinks": True}, "sinks"),
+        ({"rotary": "none", "position_offset": 2}, "rows before the first position"),
         ({"fused_projections": True}, "stacked projections"),
         ({"vocab_size": 1_000, "hidden_size": 1_200}, "at most 1,000,000 weights"),
     ],

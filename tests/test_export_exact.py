@@ -25,6 +25,11 @@ EXPORTED = {
         "MLA, rotary_dims 8, latent_dims 24",
         "MLA tied-2, rotary_dims 8, latent_dims 24",
         "MLA, rotary_dims 8, latent_dims 24, scale_exponent 1.0",
+        "GQA-2 MLA, rotary_dims 8, latent_dims 24",
+        "MQA MLA, rotary_dims 8, latent_dims 24, latent_norm False",
+        "MLA, latent_dims 16, rotary_pairs [3, 0, 2, 1]",
+        "K=V decoupled, rotary_dims 8, latent_norm False",
+        "K=V GQA-3 decoupled, rotary_pairs [0, 1, 3, 2], latent_norm False",
     },
     llama: {
         "QKV",

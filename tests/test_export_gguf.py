@@ -1,6 +1,7 @@
 """A GGUF file holds the model, and llama.cpp, where it is installed, computes the same from a cache without values."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ def exportable(variant="K=V GQA-2 decoupled", **others):
     """In float32, with rows that q8_0 takes (multiples of 32), and weights small enough for half precision."""
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "rotary_dims": 8, "intermediate_size": 96}
     ends = {"vocab_size": VOCABULARY, "bos_token_id": END, "eos_token_id": END, "pad_token_id": END}
-    model = small_model(variant, rotary="partial", **{**sizes, **ends, **others}).float()
+    model = small_model(variant, **{"rotary": "partial", **sizes, **ends, **others}).float()
     randomise(model, 0.15)
     return model
 
@@ -81,6 +82,8 @@ def test_other_models_and_tokenizers_are_refused(tmp_path):
 
     with pytest.raises(ValueError, match="use K=V decoupled"):
         export_model(small_model("K=V"), "gguf", tmp_path / "out")
+    with pytest.raises(ValueError, match="rotary full"):
+        export_model(small_model("GQA-2", rotary="partial"), "gguf", tmp_path / "out")
     model = exportable()
     model.save_pretrained(tmp_path / "model")
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "<|end|>": END}, unk_token="a"))
@@ -109,6 +112,35 @@ def test_llama_cpp_computes_the_same_and_caches_no_values(variant, others, tmp_p
     row = sizes.row_layout.numbers(sizes.kv_heads)
     assert found.cache_numbers == row
     assert found.target_cache_numbers == pytest.approx(row, rel=2e-3)  # its log has two decimals of a MiB
+    (line,) = found.engine_log
+    assert re.search(r"V \(f32\): +0.00 MiB", line)
+
+
+@pytest.mark.parametrize("variant", ["QKV", "GQA-2", "MQA", "Q=K", "QKV rank-9"])
+def test_llama_cpp_computes_models_with_keys_and_values(variant, tmp_path):
+    pytest.importorskip("llama_cpp")
+    model = exportable(variant, rotary="full", rotary_dims=0, rope_theta=500.0, scale_exponent=0.4, norm_eps=1e-3)
+    record = export_model(model, "gguf", tmp_path / "out")
+    found, row = record.check, 2 * model.config.architecture.kv_heads * 16
+    assert record.model_type == "llama"
+    assert found.max_logit_difference < 1e-4
+    assert found.greedy_equal
+    assert record.target_cache_numbers == found.cache_numbers == row
+    assert found.target_cache_numbers == pytest.approx(row, rel=2e-3)
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0"])
+def test_a_latent_without_a_norm_stays_float32(kind, tmp_path):
+    """Its weights are far below the sizes that half precision writes with all its digits."""
+    pytest.importorskip("llama_cpp")
+    model = exportable(latent_norm=False)
+    record = export_model(model, "gguf", tmp_path / "out", kind=kind)
+    assert record.check.max_logit_difference < (1e-4 if kind == "f32" else record.check.tolerance)
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "out" / GGUF_FILE).tensors}
+    latent = tensors["blk.1.attn_kv_a_mqa.weight"]
+    assert latent.tensor_type == gguf.GGMLQuantizationType.F32
+    assert abs(latent.data[:32]).max() < 6e-6
+    assert any("stay float32" in note for note in record.notes)
 
 
 @pytest.mark.parametrize(("kind", "item_bits"), [("f16", 16), ("q8_0", 8.5)])

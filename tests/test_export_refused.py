@@ -38,13 +38,27 @@ REFUSED = [
     ("nonlinear-WQ", {"head_dim": 2}, "llama", "a small network", "drop nonlinear-WQ"),
     ("GQA-2 CLA-2", {}, "llama", "the rows of others", "drop the CLA"),
     ("QKV", {"hidden_size": 13}, "llama", "13 is none of 6", "multiple of its heads"),
+    ("MLA on_read", {}, "deepseek", "turned when they are made of the latent", "MLA with a rotary key"),
+    ("MLA on_read", {}, "llama", "are made of a latent", "as deepseek"),
+    ("MLA on_read", {}, "gguf", "turned when they are made of the latent", "MLA with a rotary key"),
+    ("QKV", {"layer_variants": ["QKV", "MQA"]}, "llama", "differ (1 × QKV, 1 × MQA)", "one variant"),
+    ("QKV", {"layer_variants": ["QKV", "MQA"]}, "gguf", "differ (1 × QKV, 1 × MQA)", "one variant"),
+    ("MLA", {"layer_latents": [7, 11]}, "deepseek", "latents of 7 and 11 dims", "one variant and latent"),
+    (
+        "K=V decoupled",
+        {"rotary_pairs": [0, 1, 4]},
+        "deepseek",
+        "pairs 0, 1, 4 of a head's 5",
+        "a rotary key of 10 dims",
+    ),
+    ("K=V decoupled", {"rotary_pairs": [1, 3]}, "gguf", "pairs 1, 3 of a head's 5", "use pairs 0, s, 2s"),
 ]
 
 
 @pytest.mark.parametrize(("variant", "others", "form", "reason", "nearest"), REFUSED)
 def test_refused_with_reason_and_nearest_form(variant, others, form, reason, nearest, tmp_path):
     model = small_model(variant, **{"hidden_size": 12, **others})
-    with pytest.raises(ValueError, match=f"as {form} without loss") as refused:
+    with pytest.raises(ValueError, match=f"as {'deepseek|llama' if form == 'gguf' else form} without loss") as refused:
         export_model(model, form, tmp_path / "out")
     assert reason in str(refused.value)
     assert nearest in str(refused.value)
@@ -55,7 +69,9 @@ def test_every_reason_is_given_at_once():
     sizes = small_config("K=V", "paper", "none", qk_norm=True).architecture
     assert len(list(llama_reasons(sizes))) == 5  # block, positions, norms, width, derotated
     assert not list(
-        llama_reasons(replace(sizes, variant="QKV", block="modern", rotary="full", qk_norm=False, width=12))
+        llama_reasons(
+            replace(sizes, variant="QKV", block="modern", activation="", rotary="full", qk_norm=False, width=12)
+        )
     )
     assert len(list(deepseek_reasons(sizes))) == 4
 

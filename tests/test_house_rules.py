@@ -25,6 +25,7 @@ ORDER = (
     "explain",
     "conversion",
     "study",
+    "healing",
     "trials",
     "export",
     "bench",

@@ -58,11 +58,21 @@ def test_head_dim_may_differ_from_width_over_heads():
         ({"scale_exponent": -1.0}, "scale_exponent must be between 0 and 2"),
         ({"block": "paper", "qkv_bias": True}, "block paper has biases everywhere: leave qkv_bias out"),
         ({"softcap": float("nan")}, "softcap must be a positive number"),
+        ({"activation": "relu"}, "block modern has no activation 'relu': choose silu .*, or use block paper"),
+        ({"block": "paper", "activation": "silu"}, "has no activation 'silu': choose gelu .*gelu_tanh .*relu .*modern"),
+        ({"block": "paper", "activation": "gelu_new"}, r"'gelu_new': choose gelu .*OPT's\)$"),
+        ({"block": "paper", "position_offset": -1}, "position_offset must be at least 0, not -1"),
+        ({"position_offset": 2}, "position_offset 2 is for learned positions, and rotary is full"),
     ],
 )
 def test_what_does_not_fit_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         Architecture(**{**SIZES, **fields})
+
+
+def test_the_usual_activation_follows_the_block():
+    assert [Architecture(**SIZES, block=block).activation for block in ("paper", "modern")] == ["gelu", "silu"]
+    assert Architecture(**SIZES, block="paper", activation="relu").activation == "relu"
 
 
 def test_odd_head_dims_are_fine_without_rotary():
@@ -83,7 +93,7 @@ def test_layers_that_share_and_windows():
     model = Architecture(**{**SIZES, "layers": 5}, variant="K=V CLA-2 tied-4", window=3, layer_pattern="SSLL")
     assert model.row_owners == (0, 0, 2, 2, 4)
     assert model.windows == (3, 3, None, None, 3)
-    assert model.cached_windows == (3, None, 3)
+    assert model.cached_rows[2] == (3, None, 3)
     assert model.matrix_owners == (0, 0, 0, 0, 4)
 
 

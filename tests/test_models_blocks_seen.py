@@ -8,7 +8,7 @@ from transformers.masking_utils import and_masks, causal_mask_function
 from every_variant import EVERY, every_model
 from small_models import random_ids, small_config, small_model
 from twofold.analysis.costs import macs
-from twofold.models.architecture import Architecture, Reach
+from twofold.models.architecture import Architecture
 from twofold.models.sights import blocks_overlay, sights
 
 W = 3
@@ -51,7 +51,8 @@ def test_the_mask_is_what_it_means(pads, length):
     config = small_config(layer_pattern="B", sliding_window=W)
     x = torch.empty(2, length, config.hidden_size)
     attended = None if pads == (0, 0) else (torch.arange(length) >= torch.tensor(pads)[:, None]).long()
-    made = sights(config, config.architecture, x, attended, None, torch.arange(length)[None], None)[Reach(block=W)].mask
+    none = [None] * config.num_hidden_layers
+    made = sights(config, config.architecture, x, attended, None, torch.arange(length)[None], none)[0].mask
     expected = written_mask(length, pads)
     for b, pad in enumerate(pads):
         assert torch.equal(made[b, :, pad:], expected[b, :, pad:])
@@ -86,7 +87,7 @@ def test_each_layer_has_its_own_reach(pattern, variant, others):
         x = inner.embed_tokens(ids)
         if inner.embed_positions is not None:
             x = x + inner.embed_positions(at)
-        by = inner._rotation(at[None], x.dtype)
+        by = inner.rotations(at[None], x.dtype)[0]
         row_rotation = by if "on_read" in variant else None
         for layer, letter in zip(inner.layers, (pattern * 2)[:2], strict=True):
             mask = masks[letter].expand(2, 1, -1, -1)
@@ -127,7 +128,7 @@ def test_a_layer_of_blocks_keeps_all_rows():
     model = blocky("K=V", "BS")
     cache = model(random_ids(2, 17)).cache
     assert [layer.kept().heads_BGSW.shape[2] for layer in cache.layers] == [17, W]
-    assert model.config.architecture.cached_windows == (None, W)
+    assert model.config.architecture.cached_rows[2] == (None, W)
 
 
 @pytest.mark.parametrize(("pattern", "variant", "others"), CASES)

@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from small_models import STYLES, VARIANTS, random_ids
 from twofold.analysis.costs import cache_bytes, macs, measured_parameters, parameters
+from twofold.models.activations import ACTIVATIONS
 from twofold.models.architecture import Architecture
 from twofold.models.configuration import TwofoldConfig
 from twofold.models.decoder import TwofoldForCausalLM
@@ -28,6 +29,8 @@ def architectures(draw):
         positions=draw(st.integers(17, 31)),
         block=block,
         rotary=rotary,
+        activation=draw(st.sampled_from(list(ACTIVATIONS[block]))),
+        position_offset=draw(st.sampled_from((0, 2, 5))) if rotary == "none" else 0,
         tied=draw(st.booleans()),
         variant=draw(st.sampled_from(VARIANTS)),
     )

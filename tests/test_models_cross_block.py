@@ -36,12 +36,11 @@ class Stack(nn.Module):
             positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -x.shape[1] :]
         dims, base = self.sizes.rotated_dims, self.sizes.rotary_base
         by = rotation(positions, dims, base, x.dtype) if dims else None
-        seen = sights(
-            self.config, self.config.architecture, x, mask, None if cache is None else cache.own, positions, by
-        )
+        own = None if cache is None else cache.own
+        seen = sights(self.config, self.config.architecture, x, mask, own, positions, [by] * LAYERS)
         sight = memory_sight(self.config, x, memory_mask)
-        for layer, reach in zip(self.layers, self.sizes.reaches, strict=True):
-            x = layer(x, memory, by, seen[reach].mask, sight, cache=cache, row_rotation=seen[reach].row_rotation)
+        for layer, (sees, row_rotation) in zip(self.layers, seen, strict=True):
+            x = layer(x, memory, by, sees, sight, cache=cache, row_rotation=row_rotation)
         return x
 
 

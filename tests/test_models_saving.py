@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from small_models import PAIRED, random_ids, small_config, small_model
 from twofold.models.configuration import TwofoldConfig
 from twofold.models.decoder import TwofoldForCausalLM, TwofoldModel
+from twofold.models.fingerprint import fingerprint
 
 ABSENT = {"QKV": (), "Q=K": ("q_proj",), "K=V": ("v_proj",), "Q=K=V": ("q_proj", "v_proj"), "K=V MQA": ("v_proj",)}
 
@@ -122,3 +123,19 @@ def test_auto_classes_load_in_a_fresh_process(first, tmp_path):
 def test_a_field_under_another_name_is_refused_and_not_kept_unread(name, called):
     with pytest.raises(ValueError, match=f"{name} is called {called} in a configuration"):
         TwofoldConfig(**{name: 3})
+
+
+@pytest.mark.parametrize("style", [("paper", "none"), ("modern", "none")], ids="/".join)
+def test_models_from_before_activations_and_offsets_load_and_keep_their_rows(style, tmp_path):
+    model, ids = small_model("QKV", *style), random_ids(2, 7)
+    model.save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    assert (stored.pop("activation"), stored.pop("position_offset")) == ("gelu" if style[0] == "paper" else "silu", 0)
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    loaded = TwofoldForCausalLM.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=1e-12)
+    assert fingerprint(loaded) == fingerprint(model)
+    assert not {"activation", "position_offset"} & fingerprint(model).keys()
+    told = fingerprint(small_model("QKV", "paper", "none", activation="relu", position_offset=2))
+    assert (told["activation"], told["position_offset"]) == ("relu", "2")

@@ -18,6 +18,7 @@ PROMPT, LENGTH, PADS = 5, 12, (0, 3)
 OTHERWISE = ("decoupled", "MLA", "diagonal", "no-W", "simplified", "rank", "nonlinear", "qk_norm", "sinks")
 """Words of what is made of more than one matrix for each role, or has more in its scores."""
 STYLES = [("K=V", "modern", "full"), ("GQA-2", "paper", "none"), ("K=V GQA-2", "paper", "partial")]
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
 
 pytestmark = pytest.mark.skipif(not matvec.wins(), reason=native.why_not() or "no vector instructions")
 
@@ -112,6 +113,46 @@ def test_bfloat16_is_no_worse_than_block_by_block(variant, block, rotary, taken,
     other = block_by_block(monkeypatch, narrow, ids).double()
     assert float((one - exact).square().mean()) < 1.2 * float((other - exact).square().mean())
     assert one.dtype == other.dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(activation, dtype, taken, monkeypatch):
+    """As the blocks have them, in float64 too; a model may be given another one at any time."""
+    made, ids, exact = model("GQA-2", "paper", "none", position_offset=2).to(dtype), random_ids(2, LENGTH), {}
+
+    def use(name, layers=made.model.layers):
+        for layer in layers:
+            layer.mlp.activation = name
+
+    for name in ACTIVATIONS:
+        use(name)
+        exact[name] = in_steps(copy.deepcopy(made).double(), ids)
+    use(activation)
+    one = in_steps(made, ids)
+    assert len(taken) == LENGTH - PROMPT
+    off = {name: float((one.double() - expected).std()) for name, expected in exact.items()}
+    mine = off.pop(activation)
+    other = block_by_block(monkeypatch, made, ids)
+    assert mine < 1.2 * float((other.double() - exact[activation]).std()) + 1e-7
+    assert dtype == torch.bfloat16 or min(off.values()) > 100 * mine  # whose rounding is as large as a tanh for Φ
+    use(ACTIVATIONS[ACTIVATIONS.index(activation) - 1], made.model.layers[1:])
+    assert_same(in_steps(made, ids), block_by_block(monkeypatch, made, ids))
+    assert len(taken) == LENGTH - PROMPT  # the native call has one for all blocks
+
+
+@pytest.mark.parametrize("activation", ["gelu_tanh", "relu"])
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 3e38, -3e38, 0.0, -1e-30])
+def test_activations_of_edge_numbers(activation, number, taken, monkeypatch):
+    made, ids = model("GQA-2", "paper", "none", activation=activation), random_ids(1, LENGTH)
+    with torch.no_grad():
+        mlp = made.model.layers[0].mlp
+        mlp.up_proj.weight.zero_()
+        mlp.up_proj.bias.fill_(number)
+        mlp.down_proj.weight.copy_(torch.eye(*mlp.down_proj.weight.shape) / 16)
+    one, other = in_steps(made, ids), block_by_block(monkeypatch, made, ids)
+    assert len(taken) == LENGTH - PROMPT
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-4, equal_nan=True)
 
 
 @pytest.mark.parametrize(("variant", "block", "rotary"), STYLES)

@@ -22,15 +22,24 @@ def normalised(x, weights, name, block):
     return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
 
 
-def mlp(x, weights, name, block):
-    """W₂ GELU(W₁ x + b₁) + b₂ with GELU(y) = y·Φ(y), or W₃ (SiLU(W₁ x) ⊙ W₂ x) with SiLU(y) = y/(1 + e⁻ʸ)."""
+def activated(y, name):
+    """GELU(y) = y·Φ(y), the same with a tanh for Φ (arXiv 1606.08415, section 2), or max(y, 0)."""
+    if name == "relu":
+        return torch.where(y > 0, y, torch.zeros_like(y))
+    if name == "gelu_tanh":
+        return y * (1 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3))) / 2
+    assert name == "gelu"
+    return y * (1 + torch.erf(y / math.sqrt(2))) / 2
+
+
+def mlp(x, weights, name, block, activation):
+    """W₂ f(W₁ x + b₁) + b₂, or W₃ (SiLU(W₁ x) ⊙ W₂ x) with SiLU(y) = y/(1 + e⁻ʸ)."""
     up = x @ weights[f"{name}.up_proj.weight"].T
     if block == "modern":
         gate = x @ weights[f"{name}.gate_proj.weight"].T
         return (gate / (1 + (-gate).exp()) * up) @ weights[f"{name}.down_proj.weight"].T
     up = up + weights[f"{name}.up_proj.bias"]
-    hidden = up * (1 + torch.erf(up / math.sqrt(2))) / 2
-    return hidden @ weights[f"{name}.down_proj.weight"].T + weights[f"{name}.down_proj.bias"]
+    return activated(up, activation) @ weights[f"{name}.down_proj.weight"].T + weights[f"{name}.down_proj.bias"]
 
 
 def attention(x, weights, layer, sizes, rows_of):
@@ -38,16 +47,18 @@ def attention(x, weights, layer, sizes, rows_of):
     start = f"layers.{sizes.matrix_owners[layer]}.attention.projections."
     own = {name.removeprefix(start): p for name, p in weights.items() if name.startswith(start)}
     rows_of = (x, own) if sizes.row_owners[layer] == layer else rows_of
+    one = sizes.at(layer)
     setting = Setting(
         sizes.heads,
         sizes.head_dim,
         rotary_base=None if sizes.learned_positions else BASE,
-        rotary_dims=sizes.rotated_dims,
+        rotary_dims=one.rotated_dims,
+        rotary_pairs=one.rotary_pairs,
         exponent=sizes.scale_exponent,
         softcap=sizes.softcap,
         window=sizes.windows[layer],
     )
-    return reference(x, own, sizes.variant, setting, rows_of=rows_of), rows_of
+    return reference(x, own, one.variant, setting, rows_of=rows_of), rows_of
 
 
 def written_out(model, ids):
@@ -56,16 +67,15 @@ def written_out(model, ids):
     sizes = model.config.architecture
     x = weights["embed_tokens.weight"][ids] * (sizes.width**0.5 if sizes.scaled_embeddings else 1)
     if sizes.learned_positions:
-        x = x + weights["embed_positions.weight"][torch.arange(ids.shape[1])]
+        x = x + weights["embed_positions.weight"][torch.arange(ids.shape[1]) + sizes.position_offset]
     rows_of = None
     for layer in range(sizes.layers):
         read, rows_of = attention(
             normalised(x, weights, f"layers.{layer}.attention_norm", sizes.block), weights, layer, sizes, rows_of
         )
         x = x + read
-        x = x + mlp(
-            normalised(x, weights, f"layers.{layer}.mlp_norm", sizes.block), weights, f"layers.{layer}.mlp", sizes.block
-        )
+        normed = normalised(x, weights, f"layers.{layer}.mlp_norm", sizes.block)
+        x = x + mlp(normed, weights, f"layers.{layer}.mlp", sizes.block, sizes.activation)
     return normalised(x, weights, "norm", sizes.block) @ weights["lm_head.weight"].T
 
 

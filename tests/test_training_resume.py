@@ -8,6 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError
+from transformers import TrainerControl
 
 from tiny_study import BATCH, CONTEXT, STEPS, documents, tiny_model
 from twofold.data.packing import Windows
@@ -17,6 +18,7 @@ from twofold.training import checkpoints
 from twofold.training.metrics import METRICS_FILE, MetricsCallback, Step, read_metrics
 from twofold.training.run import train
 from twofold.training.settings import TrainingSettings
+from twofold.training.trainer import LARGEST_SHARE, SECONDS_BETWEEN_CHECKPOINTS, SaveOften
 
 FIELDS = {"block": "paper", "dropout": 0.2}  # dropout: the random state must be restored as well
 WINDOWS = Windows(tokenise(documents(), BYTES), CONTEXT)
@@ -161,11 +163,30 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path):
 
 def test_time_alone_makes_a_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr("twofold.training.trainer.SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    monkeypatch.setattr("twofold.training.trainer.LARGEST_SHARE", float("inf"))
     with pytest.raises(KilledError):
         run(tmp_path, stop_at=6)
     said = []
     run(tmp_path, said=said)
     assert said == [f"goes on after step 5 of {STEPS}"]
+
+
+def test_checkpoints_take_little_of_the_time(monkeypatch):
+    """Of a large model, that takes ten seconds to save, they come less often."""
+    now, control = [0.0], TrainerControl()
+    monkeypatch.setattr("twofold.training.trainer.time.monotonic", lambda: now[0])
+    often, wanted = SaveOften(), []
+    for _ in range(1000):
+        now[0] += 1.0
+        control.should_save = False
+        often.on_step_end(None, None, control)
+        if control.should_save:
+            wanted.append(now[0])
+            now[0] += 10.0
+            often.on_save(None, None, control)
+    assert wanted[0] == SECONDS_BETWEEN_CHECKPOINTS
+    assert wanted[1:] == [30 + n * (10 + 10 / LARGEST_SHARE) for n in range(1, len(wanted))]
+    assert len(wanted) > 3
 
 
 @pytest.mark.parametrize("error", [SafetensorError("File too large"), RuntimeError("failed writing file")])

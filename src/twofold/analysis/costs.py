@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 def parameters(arch: Architecture) -> dict[str, int]:
     """Parameters by part, and their `total`. A tied head adds none: `head` is then 0.
 
-    `embedding` is the token table, `positions` the learned position table, `attention` and `mlp` all layers with
-    their biases, `norm` two per layer and the final one.
+    `embedding` is the token table, `positions` that of learned positions with all its rows, `attention` and `mlp` all
+    layers with their biases, `norm` two per layer and the final one.
     """
     parts = {
         "embedding": arch.vocab * arch.width,
-        "positions": arch.positions * arch.width if arch.learned_positions else 0,
+        "positions": arch.position_rows * arch.width,
         "attention": _attention_parameters(arch),
         "mlp": arch.layers * _mlp_parameters(arch),
         "norm": (2 * arch.layers + 1) * _norm_parameters(arch),
@@ -67,7 +67,7 @@ def macs(arch: Architecture, tokens: int) -> dict[str, int]:
     """
     _at_least_one("tokens", tokens)
     per_token = (
-        tensors.macs_per_token(arch.variant, arch.layer_sizes(layer), visible_tokens(arch, layer, tokens))
+        tensors.macs_per_token(arch.at(layer).variant, arch.layer_sizes(layer), visible_tokens(arch, layer, tokens))
         for layer in range(arch.layers)
     )
     parts = {
@@ -162,7 +162,7 @@ def plan(
     counts = parameters(arch)
     fit = None if memory is None else sequences_that_fit(memory, arch, context, dtype)
     return Plan(
-        variant=str(arch.variant),
+        variant=arch.described,
         parameters=counts["total"],
         attention_parameters=counts["attention"],
         parameters_by_part={part: count for part, count in counts.items() if part != "total"},
@@ -187,7 +187,7 @@ def plan(
 def _attention_parameters(arch: Architecture) -> int:
     """Of all layers; a layer that uses another's projections has none."""
     owners = {layer for layer, owner in enumerate(arch.matrix_owners) if owner == layer}
-    return sum(tensors.parameters(arch.variant, arch.layer_sizes(layer)) for layer in owners)
+    return sum(tensors.parameters(arch.at(layer).variant, arch.layer_sizes(layer)) for layer in owners)
 
 
 def _mlp_matrices(arch: Architecture) -> int:

@@ -54,7 +54,7 @@ def weights_read(arch: Architecture) -> int:
     Of the tables of tokens and positions only looked-up rows are read; a tied head reads the token table.
     """
     parts = costs.parameters(arch)
-    attention = sum(tensors.parameters(arch.variant, arch.layer_sizes(layer)) for layer in range(arch.layers))
+    attention = sum(tensors.parameters(arch.at(layer).variant, arch.layer_sizes(layer)) for layer in range(arch.layers))
     return attention + parts["mlp"] + parts["norm"] + arch.vocab * arch.width
 
 
@@ -73,8 +73,8 @@ def _rows_read(arch: Architecture, context: int, dtype: str, batch: int) -> int:
         return 2 * arch.cache_bytes(context, dtype, batch)
     return sum(
         cache_bytes(
-            arch.row_layout,
-            arch.kv_heads,
+            arch.at(layer).row_layout,
+            arch.at(layer).kv_heads,
             tokens=costs.visible_tokens(arch, layer, context),
             itemsize=item_bytes(dtype),
             batch=batch,
@@ -87,10 +87,19 @@ def _rows_read(arch: Architecture, context: int, dtype: str, batch: int) -> int:
 def _macs_of_a_token(arch: Architecture, context: int) -> int:
     """Of one token that sees `context` tokens: its matrices, and H·(key + value) for each row that it sees."""
     found = costs.macs(arch, 1)
-    per_row = 0 if arch.is_recurrent else arch.heads * (arch.row_layout.key_dim + arch.row_layout.value.width)
     attention = sum(
-        tensors.macs_per_token(arch.variant, arch.layer_sizes(layer), 0)
-        + per_row * costs.visible_tokens(arch, layer, context)
+        tensors.macs_per_token(arch.at(layer).variant, arch.layer_sizes(layer), 0)
+        + _macs_per_row(arch.at(layer)) * costs.visible_tokens(arch, layer, context)
         for layer in range(arch.layers)
     )
     return attention + found["mlp"] + found["head"]
+
+
+def _macs_per_row(arch: Architecture) -> int:
+    """H·(key + value dims) of rows as they are stored; where keys are made on read, making both is counted too."""
+    if arch.is_recurrent:
+        return 0
+    if arch.variant.latent and arch.variant.on_read:
+        made = arch.variant.score_heads_for(arch.heads) * arch.latent_width
+        return 2 * arch.head_dim * (made + arch.heads)
+    return arch.heads * (arch.row_layout.key_dim + arch.row_layout.value.width)

@@ -4,6 +4,10 @@ Head i's key is [W_UK,i c | k_r] and its value W_UV,i c, with c the normalised l
 that all heads share. Because q·(W_UK,i c) = (W_UK,iᵀ q)·c, decoding takes scores on the latent itself and makes one
 value per query, instead of a key and a value per cached token and head. With many query positions making keys and
 values costs less. Queries come from one matrix: the paper's second, low-rank one saves activations and no cache.
+
+With fewer key/value heads than query heads, those of a group have one key and one value made for them. On read, there
+is no rotary key: all dims of W_UK,i c are turned to the position when they are made. Rotary then stands between W_UK
+and the query, so that nothing is absorbed, and keys and values of all rows are made at every step.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from twofold.attention.projections import Projections, require_stackable, rotary_key, turned_query
-from twofold.attention.rotary import Rotation
+from twofold.attention.rotary import Rotation, rotate
 from twofold.attention.sources import linear
 from twofold.attention.treatments import Made
 from twofold.cache.kept import KeptRows
@@ -21,8 +25,8 @@ from twofold.variants.variant import Variant
 
 
 class LatentProjections(Projections):
-    """`q_proj` [H·(D + r), M], `latent_proj` [c, M] with `latent_norm`, `k_rope_proj` [r, M], and from the latent
-    `k_up_proj` and `v_up_proj` [H·D, c].
+    """`q_proj` [H·(D + r), M], `latent_proj` [c, M] with `latent_norm` or without, `k_rope_proj` [r, M], and from the
+    latent `k_up_proj` and `v_up_proj` [G·D, c]. On read there is no rotary key, and r is 0 here.
     """
 
     q_proj: nn.Linear
@@ -34,54 +38,76 @@ class LatentProjections(Projections):
     def _add_sources(self) -> None:
         if self.fused:
             require_stackable(self.variant, self.matrices)
-        for name in ("q_proj", "latent_proj", "k_rope_proj", "k_up_proj", "v_up_proj"):
-            self.add_module(name, linear(self.matrices[name]))
+        for name, matrix in self.matrices.items():
+            if name != "o_proj":
+                self.add_module(name, linear(matrix))
 
     def forward(self, x_BTM: Tensor, rotation: Rotation | None, borrows: bool = False) -> Made:
         """Queries [B, T, H, D + r], the latent as rows of one head, and the rotary key as their shared part."""
-        assert rotation is not None
         assert not borrows
         query_BTHD = self.q_proj(x_BTM).unflatten(-1, (self.sizes.heads, -1))
-        return Made(turned_query(query_BTHD, rotation, self.head_dim), *self.rows_of(x_BTM, rotation))
+        if rotation is not None:
+            query_BTHD = turned_query(query_BTHD, rotation, self.head_dim if self.variant.rotary_apart else 0)
+        return Made(query_BTHD, *self.rows_of(x_BTM, rotation))
 
     def rows_of(self, x_BTM: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor | None]:
         """The latent as rows of one head, and the rotary key as their shared part."""
-        latent_BTGW = self.latent_norm(self.latent_proj(x_BTM)).unsqueeze(2)
-        return latent_BTGW, rotary_key(self.k_rope_proj, x_BTM, rotation)
+        shared_BTW = rotary_key(self.k_rope_proj, x_BTM, rotation) if self.variant.rotary_apart else None
+        return self.latent(x_BTM).unsqueeze(2), shared_BTW
+
+    def latent(self, x_BTM: Tensor) -> Tensor:
+        """What keys and values are made from: [B, T, c], normalised where the model does that."""
+        latent_BTC = self.latent_proj(x_BTM)
+        return self.latent_norm(latent_BTC) if self.sizes.latent_norm else latent_BTC
 
     @property
     def score_heads(self) -> int:
-        """Every query head has a key and a value of its own."""
-        return self.sizes.heads
+        """Heads that have a key and a value made for them."""
+        return self.variant.score_heads_for(self.sizes.heads)
 
     def reads_rows(self, positions: int, rows: int) -> bool:
         """Whether absorbing costs fewer multiply-accumulates than making S keys and values for every head.
 
-        Per head, halved: T·c·d + T·S·c absorbed, S·c·d + T·S·d expanded.
+        Per query head, halved, with the share G / H of a head to make: T·c·d + T·S·c absorbed, S·c·d·G/H + T·S·d
+        expanded. Never where rotary stands between.
         """
+        if self.variant.on_read:
+            return False
         latent, dim = self.sizes.latent_dims, self.head_dim
-        return positions * latent * (dim + rows) < rows * dim * (latent + positions)
+        made = latent * self.score_heads / self.sizes.heads
+        return positions * latent * (dim + rows) < rows * dim * (made + positions)
 
     def absorbed(self, query_BTHD: Tensor) -> Tensor:
         """[B, T, H, D + r] to [B, T, H, c + r]: W_UK moves to the query."""
         content_BTHD, rotary_BTHD = query_BTHD.tensor_split([self.head_dim], dim=-1)
-        return torch.cat([torch.einsum("bthd,hdc->bthc", content_BTHD, self._by_head(self.k_up_proj)), rotary_BTHD], -1)
+        made_HDC = self._by_head(self.k_up_proj, query_BTHD)
+        return torch.cat([torch.einsum("bthd,hdc->bthc", content_BTHD, made_HDC), rotary_BTHD], -1)
 
     def released(self, read_BTHD: Tensor) -> Tensor:
         """[B, T, H, c], a mean of latents, to [B, T, H, D]: W_UV after the sum."""
-        return torch.einsum("bthc,hdc->bthd", read_BTHD, self._by_head(self.v_up_proj))
+        return torch.einsum("bthc,hdc->bthd", read_BTHD, self._by_head(self.v_up_proj, read_BTHD))
 
-    def expanded(self, rows: KeptRows) -> tuple[Tensor, Tensor]:
-        """Keys [B, H, S, D + r] and values [B, H, S, D] of every head."""
-        assert rows.shared_BSW is not None
+    def expanded(self, rows: KeptRows, row_rotation: Rotation | None = None) -> tuple[Tensor, Tensor]:
+        """Keys [B, G, S, D + r] and values [B, G, S, D] of every head that has them made; on read turned here."""
         latent_BSW = rows.heads_BGSW.squeeze(1)
-        key_BHSD = self.k_up_proj(latent_BSW).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        value_BHSD = self.v_up_proj(latent_BSW).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        return torch.cat([key_BHSD, rows.shared_BSW[:, None].expand(*key_BHSD.shape[:3], -1)], dim=-1), value_BHSD
+        key_BSGD = self.k_up_proj(latent_BSW).unflatten(-1, (-1, self.head_dim))
+        value_BGSD = self.v_up_proj(latent_BSW).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        if row_rotation is not None:
+            key_BSGD = rotate(key_BSGD, row_rotation)
+        key_BGSD = key_BSGD.transpose(1, 2)
+        if rows.shared_BSW is not None:
+            shared_BGSD = rows.shared_BSW[:, None].expand(*key_BGSD.shape[:3], -1)
+            key_BGSD = torch.cat([key_BGSD, shared_BGSD], dim=-1)
+        return key_BGSD, value_BGSD
 
-    def _by_head(self, projection: nn.Linear) -> Tensor:
-        """[H, D, c]."""
-        return projection.weight.unflatten(0, (self.sizes.heads, self.head_dim))
+    def _by_head(self, projection: nn.Module, like: Tensor) -> Tensor:
+        """[H, D, c]: for each query head what its key/value head is made by, in the dtype of `like`."""
+        if isinstance(projection, nn.Linear):
+            weight = projection.weight
+        else:  # an adapter around it, whose own matrix is not all that it does
+            weight = projection(torch.eye(self.sizes.latent_dims, dtype=like.dtype, device=like.device)).mT
+        weight_GDC = weight.unflatten(0, (self.score_heads, self.head_dim))
+        return weight_GDC.repeat_interleave(self.sizes.heads // self.score_heads, dim=0)
 
 
 def projections(variant: Variant, sizes: LayerSizes, *, fused: bool = False) -> Projections:

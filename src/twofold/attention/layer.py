@@ -125,7 +125,7 @@ class Attention(nn.Module):
             key_BGSD, value_BGSD = keys_and_values(self.layout, rows, row_rotation)
             key_BGSD, value_BGSD = key_BGSD.expand(-1, heads, -1, -1), value_BGSD.expand(-1, heads, -1, -1)
         else:
-            key_BGSD, value_BGSD = seam.expanded(rows)
+            key_BGSD, value_BGSD = seam.expanded(rows, row_rotation)
         query_BHTD = query_BTHD.transpose(1, 2)
         if terms is not None:
             query_BHTD, mask = terms.applied(query_BHTD, mask)

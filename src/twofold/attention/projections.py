@@ -104,7 +104,7 @@ class Projections(nn.Module):
         """Whether scores of T `positions` against S `rows` are best taken on rows as they are kept. Always, here."""
         return True
 
-    def expanded(self, rows: KeptRows) -> tuple[Tensor, Tensor]:
+    def expanded(self, rows: KeptRows, row_rotation: Rotation | None = None) -> tuple[Tensor, Tensor]:
         """Keys and values [B, heads, S, ·] made from rows, where `reads_rows` says that it costs less. Never, here."""
         raise NotImplementedError("these rows are keys and values as they are")
 
@@ -133,8 +133,13 @@ class Projections(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         if not self.variant.decoupled:
             return self.maker.rows(made["key"], turned_BTGD, made["value"], rotation), None
-        content_BTGD = self.content_norm(made["key"].flatten(2)).unflatten(2, (self.kv_heads, -1))
-        return content_BTGD, rotary_key(self.k_rope_proj, x_BTM, rotation)
+        return self.content(made["key"]), rotary_key(self.k_rope_proj, x_BTM, rotation)
+
+    def content(self, key_BTGD: Tensor) -> Tensor:
+        """What stands beside a rotary key, normalised over all heads together where the model does that."""
+        if not self.sizes.latent_norm:
+            return key_BTGD
+        return self.content_norm(key_BTGD.flatten(2)).unflatten(2, (self.kv_heads, -1))
 
     def roles(self, x_BTM: Tensor, roles: tuple[str, ...]) -> dict[str, Tensor]:
         """The vectors of these roles, [B, T, heads, dims], before rotary."""

@@ -20,12 +20,15 @@ EPSILON = 1e-6  # of RMSNorm, in DeepSeek-V2 and Qwen3
 
 @dataclass(frozen=True)
 class Setting:
-    """What the equations need beside the weights and the variant. `rotary_dims` None: all dims of a head."""
+    """What the equations need beside the weights and the variant. `rotary_dims` None: all dims of a head; in a rotary
+    key of its own, dim j turns as pair `rotary_pairs[j]` of a head of which all dims turn.
+    """
 
     heads: int
     head_dim: int
     rotary_base: float | None = None
     rotary_dims: int | None = None
+    rotary_pairs: tuple[int, ...] = ()
     exponent: float = 0.5
     softcap: float = 0.0
     window: int | None = None
@@ -56,7 +59,7 @@ class Head:
         [q_t of the content, R_t q_t of the rotary dims] (arXiv 2405.04434, equations 14 to 16).
         """
         dims = self.setting.head_dim
-        if self.variant.latent or self.variant.decoupled:
+        if self._rotary_is_apart:
             content_TD, rotary_TR = self._of("q_proj", self.h, dims + self.setting.turned).split(
                 [dims, self.setting.turned], dim=1
             )
@@ -70,8 +73,10 @@ class Head:
         """[T, key dims].
 
         R_s k_s; with diagonal scales R_s (d_k ⊙ k_s), where both dims of a turned pair have one scale. Latent:
-        [W_UK,h c_s, R_s W_KR x_s]; decoupled: [content of head g, R_s W_KR x_s].
+        [W_UK,g c_s, R_s W_KR x_s], on read R_s W_UK,g c_s; decoupled: [content of head g, R_s W_KR x_s].
         """
+        if self.variant.latent and not self._rotary_is_apart:
+            return self._turned(self._from_latent("k_up_proj"))
         if self.variant.latent:
             return torch.cat([self._from_latent("k_up_proj"), self._rotary_key()], dim=1)
         if self.variant.decoupled:
@@ -87,7 +92,7 @@ class Head:
     def value(self) -> Tensor:
         """[T, D]: what the weights sum.
 
-        Of its own v_s, latent W_UV,h c_s. Where it is the key: derotated R_s k_s (arXiv 2606.19348); on read and kept
+        Of its own v_s, latent W_UV,g c_s. Where it is the key: derotated R_s k_s (arXiv 2606.19348); on read and kept
         k_s before rotary (arXiv 2607.02770); decoupled the content.
         """
         if self.variant.latent:
@@ -140,15 +145,24 @@ class Head:
         return linear(name, self.x_TM, self.weights)[:, head * dims : (head + 1) * dims]
 
     def _from_latent(self, name: str) -> Tensor:
-        """W_U,h c, c = RMSNorm(W_DKV x) (arXiv 2405.04434, equations 9 to 11)."""
-        latent_TC = _rms(linear("latent_proj", self.x_TM, self.weights)) * self.weights["latent_norm.weight"]
+        """W_U,g c, c = RMSNorm(W_DKV x) (arXiv 2405.04434, equations 9 to 11), or W_DKV x alone."""
+        latent_TC = self._normed("latent_norm.weight", linear("latent_proj", self.x_TM, self.weights))
         dims = self.setting.head_dim
-        return latent_TC @ self.weights[f"{name}.weight"][self.h * dims : (self.h + 1) * dims].T
+        return latent_TC @ self.weights[f"{name}.weight"][self.g * dims : (self.g + 1) * dims].T
+
+    def _normed(self, name: str, x_TC: Tensor) -> Tensor:
+        return _rms(x_TC) * self.weights[name] if name in self.weights else x_TC
+
+    @property
+    def _rotary_is_apart(self) -> bool:
+        """Whether a rotary key of its own stands beside the content."""
+        latent = self.variant.latent and self.variant.treatment is not Treatment.ON_READ
+        return latent or self.variant.decoupled
 
     def _content(self, role: str) -> Tensor:
         """Head g of RMSNorm(W_K x), normalised over all key/value heads together."""
         name = f"{role[0]}_proj" if self._has(role) else "k_proj"
-        content_TC = _rms(linear(name, self.x_TM, self.weights)) * self.weights["content_norm.weight"]
+        content_TC = self._normed("content_norm.weight", linear(name, self.x_TM, self.weights))
         dims = self.setting.head_dim
         return content_TC[:, self.g * dims : (self.g + 1) * dims]
 
@@ -160,7 +174,9 @@ class Head:
         r, base = self.setting.turned, self.setting.rotary_base
         if base is None:
             return x_TD
-        frequencies_F = torch.tensor([base ** (-2 * j / r) for j in range(r // 2)], dtype=torch.float64)
+        chosen = [2 * p / self.setting.head_dim for p in self.setting.rotary_pairs]
+        exponents = chosen or [2 * j / r for j in range(r // 2)]
+        frequencies_F = torch.tensor([base**-exponent for exponent in exponents], dtype=torch.float64)
         angles_TF = self.positions_T.double()[:, None] * frequencies_F
         turns_TF = torch.polar(torch.ones_like(angles_TF), -angles_TF if back else angles_TF)
         turned_TF = torch.complex(x_TD[:, : r // 2], x_TD[:, r // 2 : r]) * turns_TF

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,19 +21,25 @@ class Rotation(NamedTuple):
     sin: Tensor
 
 
-def frequencies(rotated_dims: int, base: float, device: torch.device | None = None) -> Tensor:
-    """base^(−2i/r) for i < r/2, in float64: radians per position."""
-    exponents = torch.arange(0, rotated_dims, 2, dtype=torch.float64, device=device) / rotated_dims
-    return base**-exponents
+def frequencies(
+    rotated_dims: int, base: float, device: torch.device | None = None, exponents: Sequence[float] = ()
+) -> Tensor:
+    """base^(−2i/r) for i < r/2, in float64: radians per position. `exponents` take the place of the r/2 numbers 2i/r."""
+    if exponents:
+        return base ** -torch.tensor(exponents, dtype=torch.float64, device=device)
+    even = torch.arange(0, rotated_dims, 2, dtype=torch.float64, device=device) / rotated_dims
+    return base**-even
 
 
-def rotation(positions_BT: Tensor, rotated_dims: int, base: float, dtype: torch.dtype) -> Rotation:
-    """Angles p · base^(−2i/r) for i < r/2.
+def rotation(
+    positions_BT: Tensor, rotated_dims: int, base: float, dtype: torch.dtype, exponents: Sequence[float] = ()
+) -> Rotation:
+    """Angles p · base^(−2i/r) for i < r/2, or with these `exponents` for 2i/r.
 
     They are computed in float64: in float32 an angle near position 100,000 is off by 0.004 radians, and outputs would
     depend on absolute positions.
     """
-    turns = frequencies(rotated_dims, base, positions_BT.device)
+    turns = frequencies(rotated_dims, base, positions_BT.device, exponents)
     angles = positions_BT[..., None, None].to(torch.float64) * torch.cat([-turns, turns])
     return Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
 

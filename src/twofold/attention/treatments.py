@@ -117,5 +117,5 @@ def row_maker(variant: Variant) -> RowMaker:
 
 
 def turned_on_read(variant: Variant) -> bool:
-    """Whether keys lie in the rows unturned, and are turned to their positions when they are read."""
-    return variant.sharing.value_is_key and variant.treatment is Treatment.ON_READ
+    """Whether keys lie in the rows unturned, or have yet to be made, and are turned to their positions when read."""
+    return variant.on_read and (variant.latent or variant.sharing.value_is_key)

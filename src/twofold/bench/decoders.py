@@ -45,7 +45,7 @@ def llama(arch: Architecture) -> LlamaForCausalLM:
 
 def gpt2(arch: Architecture) -> GPT2LMHeadModel:
     """Transformers' GPT-2 with the sizes of a paper block."""
-    assert arch.block == "paper"
+    assert (arch.block, arch.activation) == ("paper", "gelu")
     torch.manual_seed(SEED)
     config = GPT2Config(
         n_layer=arch.layers,

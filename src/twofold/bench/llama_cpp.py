@@ -1,4 +1,4 @@
-"""llama.cpp beside the same Llama: its weights written as a GGUF file in float32, keys and values cached in float32."""
+"""llama.cpp as a contender: a model written as a GGUF file, and a session that holds a context of it."""
 
 from __future__ import annotations
 
@@ -12,101 +12,57 @@ import numpy as np
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from twofold.export import gguf_file
+from twofold.export.gguf_engine import Cached, cached, logged
+from twofold.export.target import Target
+
 if TYPE_CHECKING:
     from llama_cpp import Llama
 
 NEEDS = {"llama_cpp": "llama-cpp-python", "gguf": "gguf"}
 """Modules, and the packages that bring them."""
 
-_LAYER_TENSORS = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-"""Transformers' names of a layer's tensors, and GGUF's."""
-
 
 def write_gguf(model: LlamaForCausalLM, path: Path) -> None:
     """Write the model's weights and sizes as GGUF (float32, without a tokenizer)."""
-    from gguf import GGUFWriter
-
-    config = model.config
-    writer = GGUFWriter(path, "llama")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("none")
-    for name, values in _tensors(model):
-        writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _tensors(model: LlamaForCausalLM) -> Iterator[tuple[str, np.ndarray]]:
-    yield "token_embd.weight", _values(model.model.embed_tokens.weight)
-    for number, layer in enumerate(model.model.layers):
-        for theirs, name in _LAYER_TENSORS.items():
-            values = _values(layer.get_submodule(theirs).weight)
-            if name in ("attn_q", "attn_k"):
-                values = _neighbours(values, model.config.head_dim)
-            yield f"blk.{number}.{name}.weight", values
-    yield "output_norm.weight", _values(model.model.norm.weight)
-    if not model.config.tie_word_embeddings:
-        yield "output.weight", _values(model.lm_head.weight)
-
-
-def _neighbours(weight_OM: np.ndarray, head_dim: int) -> np.ndarray:
-    """Rotary pairs dim i with dim i + D/2 in transformers, and dim 2i with dim 2i + 1 in llama.cpp."""
-    halves = weight_OM.reshape(-1, 2, head_dim // 2, weight_OM.shape[1])
-    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(weight_OM.shape)
-
-
-def _values(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().float().contiguous().numpy()
+    target = Target(model.config, model.state_dict(), cache_numbers=0, changes=(), notes=())
+    gguf_file.write_gguf(target, path, "f32", None)
 
 
 @contextmanager
-def session(path: Path, capacity: int, threads: int) -> Iterator[Session]:
-    """The model in a GGUF file, with room for `capacity` tokens, on as many threads as torch."""
+def session(path: Path, capacity: int, threads: int, half: bool = False) -> Iterator[Session]:
+    """The model in a GGUF file, with room for `capacity` tokens, on as many threads as torch.
+
+    Keys and values are cached in float32, or where it is `half` in float16, and then flash attention is on. Each is the
+    faster setting on a CPU for its rows.
+    """
     import llama_cpp
 
-    model = llama_cpp.Llama(
-        str(path),
-        n_ctx=capacity,
-        n_threads=threads,
-        n_threads_batch=threads,
-        n_gpu_layers=0,
-        flash_attn=False,  # the faster setting on a CPU for float32 keys and values
-        type_k=llama_cpp.GGML_TYPE_F32,
-        type_v=llama_cpp.GGML_TYPE_F32,
-        verbose=False,
-    )
+    kept = llama_cpp.GGML_TYPE_F16 if half else llama_cpp.GGML_TYPE_F32
+    with logged() as log:
+        model = llama_cpp.Llama(
+            str(path),
+            n_ctx=capacity,
+            n_threads=threads,
+            n_threads_batch=threads,
+            n_gpu_layers=0,
+            flash_attn=half,
+            type_k=kept,
+            type_v=kept,
+            verbose=False,
+        )
     try:
-        yield Session(model)
+        yield Session(model, cached(log))
     finally:
         model.close()
 
 
 class Session:
-    """A `Decoder` of `bench.generate`."""
+    """A `Decoder` of `bench.generate`; `cache` is what llama.cpp says of the one that it made."""
 
-    def __init__(self, model: Llama) -> None:
+    def __init__(self, model: Llama, cache: Cached) -> None:
         self.model = model
+        self.cache = cache
         self.last = 0
 
     def extend(self, ids_T: Tensor) -> None:

@@ -28,7 +28,8 @@ class Row(_Stored):
     measured read bandwidth or arithmetic peak, whichever is longer, over ours.
 
     Rows of memory compare bytes: there `ratio` is the alternative's resident bytes over ours, and times are missing.
-    `bytes` are those that one call must read, or those that a cache takes by the formula.
+    `bytes` are those that one call must read, or those that a cache takes by the formula. `cache_bytes` are those that
+    an engine itself reports of its cache.
     """
 
     name: str
@@ -45,6 +46,15 @@ class Row(_Stored):
     tokens_per_second: float | None = None
     alternative_tokens_per_second: float | None = None
     parameters: int | None = None
+    cache_bytes: int | None = None
+    alternative_cache_bytes: int | None = None
+
+    @property
+    def cache_share(self) -> float | None:
+        """Of the alternative's cache, as engines report theirs; None where nobody asked one."""
+        if self.cache_bytes is None or not self.alternative_cache_bytes:
+            return None
+        return self.cache_bytes / self.alternative_cache_bytes
 
     @property
     def subject(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from transformers.cache_utils import (
@@ -25,7 +26,7 @@ IMPLEMENTATIONS = ("dynamic", "static", "offloaded", "offloaded_static")
 class RowCache(Cache):
     """Rows of all layers.
 
-    `layers`: how many; `layout` and `kv_heads`: the row of each; `capacity`: tokens to allocate at once, None to
+    `layers`: how many; `layout` and `kv_heads`: the row of all of them, or one of each for each; `capacity`: tokens to allocate at once, None to
     grow. `offloading` keeps the rows on the CPU between uses (needs an accelerator, as in transformers). `dtype`: what
     to keep rows in, see `RowLayer`; by default what the model makes them in.
     """
@@ -33,8 +34,8 @@ class RowCache(Cache):
     def __init__(
         self,
         layers: int,
-        layout: RowLayout,
-        kv_heads: int,
+        layout: RowLayout | Sequence[RowLayout],
+        kv_heads: int | Sequence[int],
         capacity: int | None = None,
         offloading: bool = False,
         dtype: torch.dtype | str | None = None,
@@ -44,7 +45,7 @@ class RowCache(Cache):
             raise ValueError(f"a cache needs a capacity of at least 1 token, not {capacity}")
         if offloading:
             check_offloading(torch.accelerator.is_available())
-        made = _row_layers(_of_each(layers, windows), layout, kv_heads, capacity, dtype)
+        made = _row_layers(_of_each(layers, layout, kv_heads, windows), capacity, dtype)
         super().__init__(layers=made, offloading=offloading)
 
     @property
@@ -58,7 +59,26 @@ class RowCache(Cache):
         return sum({layer.storage_id: layer.bytes_reserved for layer in self.layers}.values())
 
 
-def adopt(cache: Cache, layers: int, layout: RowLayout, kv_heads: int, windows: Windows = None) -> Cache:
+class Kept(NamedTuple):
+    """What one layer's rows are made for."""
+
+    layout: RowLayout
+    kv_heads: int
+    window: int | None
+
+    @property
+    def numbers(self) -> int:
+        """Numbers in one row."""
+        return self.layout.numbers(self.kv_heads)
+
+
+def adopt(
+    cache: Cache,
+    layers: int,
+    layout: RowLayout | Sequence[RowLayout],
+    kv_heads: int | Sequence[int],
+    windows: Windows = None,
+) -> Cache:
     """Make a cache that transformers or a user made store rows; returns it.
 
     The empty layers of a `DynamicCache` or `StaticCache` are swapped for `RowLayer`s, with the static cache's length
@@ -66,9 +86,9 @@ def adopt(cache: Cache, layers: int, layout: RowLayout, kv_heads: int, windows: 
     and values, or whose layers do more than keep them (quantised, paged, sliding where the model is not), or that was
     made for rows of another model.
     """
-    each = _of_each(layers, windows)
+    each = _of_each(layers, layout, kv_heads, windows)
     if is_row_cache(cache):
-        _check_fits(cache, each, layout, kv_heads)
+        _check_fits(cache, each)
         return cache
     if not _is_replaceable(cache, each):
         raise ValueError(
@@ -76,7 +96,7 @@ def adopt(cache: Cache, layers: int, layout: RowLayout, kv_heads: int, windows: 
             "DynamicCache, an empty StaticCache or a RowCache. Leave `cache` out to get the right one"
         )
     capacities = {layer.max_cache_len for layer in cache.layers if type(layer) is StaticLayer}
-    cache.layers = _row_layers(each, layout, kv_heads, capacities.pop() if capacities else None)
+    cache.layers = _row_layers(each, capacities.pop() if capacities else None)
     cache.layer_class_to_replicate = None
     return cache
 
@@ -107,13 +127,19 @@ def check_offloading(elsewhere: bool) -> None:
         )
 
 
-def _of_each(layers: int, windows: Windows) -> list[int | None]:
+def _of_each(
+    layers: int, layout: RowLayout | Sequence[RowLayout], kv_heads: int | Sequence[int], windows: Windows
+) -> list[Kept]:
     if windows is not None and len(windows) != layers:
         raise ValueError(f"{layers} layers need as many windows (None for a layer that sees all), not {len(windows)}")
-    return [None] * layers if windows is None else list(windows)
+    layouts = (layout,) * layers if isinstance(layout, RowLayout) else layout
+    heads = (kv_heads,) * layers if isinstance(kv_heads, int) else kv_heads
+    if not len(layouts) == len(heads) == layers:
+        raise ValueError(f"{layers} layers need as many layouts and numbers of heads, not {len(layouts)}, {len(heads)}")
+    return list(map(Kept, layouts, heads, windows or (None,) * layers))
 
 
-def _is_replaceable(cache: Cache, windows: list[int | None]) -> bool:
+def _is_replaceable(cache: Cache, each: list[Kept]) -> bool:
     """Whether it is empty, and would do no more than keep keys and values, or those of windows where there are any.
 
     Which layers slide is not compared: of a configuration with a window transformers makes all of them so.
@@ -122,7 +148,7 @@ def _is_replaceable(cache: Cache, windows: list[int | None]) -> bool:
     if layers is None or cache.layer_class_to_replicate not in (None, DynamicLayer):
         return False
     slides = [type(layer) in (DynamicSlidingWindowLayer, StaticSlidingWindowLayer) for layer in layers]
-    if any(slides) and not any(windows):
+    if any(slides) and not any(one.window for one in each):
         return False
     plain = all(
         slide or type(layer) in (DynamicLayer, StaticLayer) for layer, slide in zip(layers, slides, strict=True)
@@ -130,16 +156,15 @@ def _is_replaceable(cache: Cache, windows: list[int | None]) -> bool:
     return plain and all(int(layer.get_seq_length()) == 0 for layer in layers)
 
 
-def _check_fits(cache: Cache, windows: list[int | None], layout: RowLayout, kv_heads: int) -> None:
-    layers = len(windows)
-    made_for = {(layer.kv_heads, layer.layout) for layer in cache.layers}
-    if len(cache.layers) != layers or made_for != {(kv_heads, layout)}:
-        held = ", ".join(str(other.numbers(heads)) for heads, other in made_for)
+def _check_fits(cache: Cache, each: list[Kept]) -> None:
+    held = [Kept(layer.layout, layer.kv_heads, layer.window) for layer in cache.layers]
+    if [one[:2] for one in held] != [one[:2] for one in each]:
+        sizes = (", ".join(map(str, dict.fromkeys(one.numbers for one in some))) for some in (held, each))
         raise ValueError(
-            f"this cache was made for another model: {len(cache.layers)} layers with rows of {held} numbers, and this "
-            f"one has {layers} layers with rows of {layout.numbers(kv_heads)}. Use `model.model.new_cache()`"
+            f"this cache was made for another model: {len(held)} layers with rows of {next(sizes)} numbers, and this "
+            f"one has {len(each)} layers with rows of {next(sizes)}. Use `model.model.new_cache()`"
         )
-    held_windows = [layer.window for layer in cache.layers]
+    held_windows, windows = ([one.window for one in some] for some in (held, each))
     if held_windows != windows:
         raise ValueError(
             f"this cache was made for another model: its layers see {held_windows} tokens (None: all), and those of "
@@ -148,10 +173,6 @@ def _check_fits(cache: Cache, windows: list[int | None], layout: RowLayout, kv_h
 
 
 def _row_layers(
-    windows: list[int | None],
-    layout: RowLayout,
-    kv_heads: int,
-    capacity: int | None,
-    dtype: torch.dtype | str | None = None,
+    each: list[Kept], capacity: int | None, dtype: torch.dtype | str | None = None
 ) -> list[RowLayer]:
-    return [RowLayer(layout, kv_heads, capacity, dtype, window) for window in windows]
+    return [RowLayer(one.layout, one.kv_heads, capacity, dtype, one.window) for one in each]

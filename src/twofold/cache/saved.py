@@ -103,7 +103,8 @@ def load(
             _check_prompt(path, file, header, prompt)
         dtype = header.dtype if header.converts else None
         windows = header.windows
-        cache = RowCache(header.layers, header.layout, header.kv_heads, capacity, dtype=dtype, windows=windows)
+        layouts, kv_heads = header.layouts or header.layout, header.layer_kv_heads or header.kv_heads
+        cache = RowCache(header.layers, layouts, kv_heads, capacity, dtype=dtype, windows=windows)
         hashed = hashlib.sha256()
         for index, layer in enumerate(cache.layers):
             parts = {}
@@ -152,6 +153,9 @@ class _Header:
     # These two only where a layer has a window: the files of other caches stay as they were.
     windows: list[int | None] | None = None
     kept: list[int] | None = None
+    # And these two only where layers have different rows.
+    layouts: list[RowLayout] | None = None
+    layer_kv_heads: list[int] | None = None
 
     @classmethod
     def of(cls, cache: Cache, fingerprint: Mapping[str, str], has_token_ids: bool) -> _Header:
@@ -160,6 +164,8 @@ class _Header:
         windows = [layer.window for layer in cache.layers]
         kept = [layer.kept().heads_BGSW.shape[2] for layer in cache.layers]
         slides = any(window is not None for window in windows)
+        layouts, heads = [layer.layout for layer in cache.layers], [layer.kv_heads for layer in cache.layers]
+        differ = len(set(zip(layouts, heads, strict=True))) > 1
         return cls(
             layers=len(cache.layers),
             sequences=heads_BGSW.shape[0],
@@ -172,6 +178,8 @@ class _Header:
             fingerprint=fingerprint,
             windows=windows if slides else None,
             kept=kept if slides else None,
+            layouts=layouts if differ else None,
+            layer_kv_heads=heads if differ else None,
         )
 
     def metadata(self, contents: str) -> dict[str, str]:
@@ -186,13 +194,10 @@ class _Header:
         if metadata.get("format") != FORMAT:
             raise ValueError(f"{path} is not a saved row cache of this version ({FORMAT!r})")
         try:
-            optional = {"windows": "null", "kept": "null"}
+            optional = dict.fromkeys(("windows", "kept", "layouts", "layer_kv_heads"), "null")
             values = {name: json.loads({**optional, **metadata}[name]) for name in cls.__dataclass_fields__}
-            spans = {name: Span(*span) for name, span in values["layout"].items() if name in _SPANS and span}
-            order = values["layout"]["value_order"]
-            values["layout"] = RowLayout(
-                **{**values["layout"], **spans, "value_order": tuple(order) if order is not None else None}
-            )
+            values["layout"] = _layout(values["layout"])
+            values["layouts"] = None if values["layouts"] is None else [_layout(one) for one in values["layouts"]]
             return cls(**values)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise _damaged(path, f"its metadata: {error}") from error
@@ -204,6 +209,9 @@ class _Header:
         if self.dtype == "int8" and not self.converts:
             raise ValueError("int8 rows that were not converted")
         self._check_windows()
+        rows = (self.layouts, self.layer_kv_heads)
+        if rows != (None, None) and not all(one and len(one) == self.layers for one in rows):
+            raise ValueError(f"{self.layers} layers, and layouts or heads of another number")
         if not isinstance(self.fingerprint, Mapping):
             raise TypeError("the fingerprint has no names")
 
@@ -221,13 +229,15 @@ class _Header:
     def parts(self, layer: int) -> dict[str, tuple[str, str, list[int]]]:
         """For each field of a layer's `KeptRows`: its name in the file, and the dtype and shape that it must have."""
         batch, tokens = self.sequences, self.length if self.kept is None else self.kept[layer]
-        made = {"heads_BGSW": (self.dtype, [batch, self.kv_heads, tokens, self.layout.head_width])}
+        layout = self.layouts[layer] if self.layouts else self.layout
+        kv_heads = self.layer_kv_heads[layer] if self.layer_kv_heads else self.kv_heads
+        made = {"heads_BGSW": (self.dtype, [batch, kv_heads, tokens, layout.head_width])}
         scaled = self.dtype == "int8"
-        if self.layout.shared_width:
-            made["shared_BSW"] = (self.dtype, [batch, tokens, self.layout.shared_width])
+        if layout.shared_width:
+            made["shared_BSW"] = (self.dtype, [batch, tokens, layout.shared_width])
         if scaled:
-            made["scales_BGS"] = ("float32", [batch, self.kv_heads, tokens])
-        if scaled and self.layout.shared_width:
+            made["scales_BGS"] = ("float32", [batch, kv_heads, tokens])
+        if scaled and layout.shared_width:
             made["shared_scales_BS"] = ("float32", [batch, tokens])
         return {field: (f"layers.{layer}.{_PARTS[field]}", *of) for field, of in made.items()}
 
@@ -245,6 +255,13 @@ class _Header:
         ]
         if differences:
             raise ValueError(f"{path} holds rows of another model: {'; '.join(differences)}. Save its prefix anew")
+
+
+def _layout(stated: Mapping[str, Any]) -> RowLayout:
+    """A layout as JSON gives it back."""
+    spans = {name: Span(*span) for name, span in stated.items() if name in _SPANS and span}
+    order = stated["value_order"]
+    return RowLayout(**{**stated, **spans, "value_order": None if order is None else tuple(order)})
 
 
 def _rows(cache: Cache) -> Iterator[tuple[str, Tensor]]:

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Measure against alternatives in the same run: attention, generation, memory, training, prefill, folding.",
+    help="Measure against alternatives in the same run: attention, generation, memory, training, prefill, folding, "
+    "exports.",
 )
 
-REPEATS = {"attention": 15, "generate": 7, "memory": 1, "train": 7, "prefill": 7, "fold": 9}
+REPEATS = {"attention": 15, "generate": 7, "memory": 1, "train": 7, "prefill": 7, "fold": 9, "export": 15}
 QUICK_REPEATS = 3
 
 
@@ -172,6 +173,24 @@ def fold(
     from twofold.bench.fold import measure
 
     _run("fold", measure, _effort("fold", quick, repeats), context.obj, (as_json, out, image))
+
+
+@app.command("export", epilog=_examples("export --quick", "export --out export.json"))
+def export(
+    context: typer.Context,
+    quick: Quick = False,
+    repeats: Repeats = None,
+    as_json: AsJson = False,
+    out: Out = None,
+    image: Image = None,
+) -> None:
+    """A token in llama.cpp after 4,096 others: K=V decoupled as exported, beside keys and values apart, and GQA.
+
+    Weights and rows in float16, flash attention on; caches are what llama.cpp says of them.
+    """
+    from twofold.bench.export import measure
+
+    _run("export", measure, _effort("export", quick, repeats), context.obj, (as_json, out, image))
 
 
 @app.command("show", epilog=_examples("show attention.json", "show attention.json --markdown"))

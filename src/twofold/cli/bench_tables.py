@@ -22,16 +22,24 @@ def _number(value: float | None, form: str) -> str | None:
     return None if value is None else f"{value:{form}}"
 
 
+def _cache(row: Row) -> str | None:
+    """As an engine reports it, or by the formula where resident bytes stand beside it."""
+    size = row.cache_bytes or (row.bytes if row.resident_bytes else None)
+    return None if size is None else mib(size)
+
+
 _CELLS: dict[str, Callable[[Row], str | None]] = {
     "measured": lambda row: row.subject,
     "ms": lambda row: _number(row.milliseconds, ",.3f"),
     "tokens/s": lambda row: _number(row.tokens_per_second, ",.0f"),
-    "cache MiB": lambda row: mib(row.bytes) if row.resident_bytes and row.bytes is not None else None,
+    "cache MiB": _cache,
     "resident MiB": lambda row: mib(row.resident_bytes) if row.resident_bytes else None,
     "of formula": lambda row: _number(row.resident_over_formula, ".2%") if row.parameters is None else None,
     "longest context": lambda row: _number(row.context, ",") if row.parameters and row.resident_bytes else None,
     "alternative": lambda row: row.alternative,
     "its ms": lambda row: _number(row.alternative_milliseconds, ",.3f"),
+    "its cache MiB": lambda row: None if row.alternative_cache_bytes is None else mib(row.alternative_cache_bytes),
+    "of its cache": lambda row: _number(row.cache_share, ".0%"),
     "ratio": lambda row: _number(row.ratio, ".2f"),
     "spread": lambda row: _number(row.spread, ".2f"),
     "of roof": lambda row: _number(row.roof_fraction, ".0%"),

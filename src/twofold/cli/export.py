@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from twofold.cli.export_tables import grid, lines, read_record, remarks
+from twofold.cli.grids import drawn, markdown
 from twofold.cli.output import print_json, show
-
-if TYPE_CHECKING:
-    from twofold.export.check import Check
-    from twofold.export.export import ExportRecord
 
 EXAMPLES = """[bold]Examples[/bold]
   twofold export runs/mine --format deepseek --out exported/
   twofold export runs/mine --format deepseek --pad 512+64 --out for-vllm/
   twofold export runs/mine --format gguf --type q8_0 --out for-llama-cpp/
-  twofold export runs/mine --format llama --out exported/ --no-check --json"""
+  twofold export runs/mine --format llama --out exported/ --no-check --json
+  twofold export --show exported/export.json --show for-llama-cpp/export.json"""
 
 
 def export(
-    model: Annotated[Path, typer.Argument(help="A folder that `train` or `study run` wrote.", show_default=False)],
+    context: typer.Context,
+    model: Annotated[
+        Path | None, typer.Argument(help="A folder that `train` or `study run` wrote.", show_default=False)
+    ] = None,
     form: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--format",
-            help="deepseek or gguf (K=V decoupled, MLA: their small cache), llama (QKV, GQA; shared roles copied).",
+            help="deepseek (K=V decoupled, MLA: their small cache), llama (QKV, GQA; shared roles copied), or gguf: "
+            "one or the other, whichever the model is like.",
             show_default=False,
         ),
-    ],
-    out: Annotated[Path, typer.Option(help="The new folder.", show_default=False)],
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The new folder.", show_default=False)] = None,
     pad: Annotated[
         str | None,
         typer.Option(
@@ -45,39 +49,45 @@ def export(
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Load the result and compare logits, greedy tokens and caches.")
     ] = True,
+    records: Annotated[
+        list[Path] | None,
+        typer.Option("--show", help="Export nothing, and print an export.json; may be repeated.", show_default=False),
+    ] = None,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of --show as Markdown.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print export.json.")] = False,
 ) -> None:
     """Write a model for other engines; what would not be exact is refused, with the nearest form that is.
 
     The folder holds weights, configuration, tokenizer, and export.json with what was done and found.
     """
+    if records:
+        if (model, form, out) != (None, None, None):
+            raise ValueError("--show reads records and exports nothing: leave the rest out")
+        _print_records(records, as_markdown, as_json)
+        return
+    if as_markdown:
+        raise ValueError("--markdown is of --show: add it, or leave --markdown out")
+    if model is None or form is None or out is None:
+        missing = [name for name, given in (("MODEL", model), ("--format", form), ("--out", out)) if given is None]
+        raise ValueError(f"{' and '.join(missing)} missing: name a model's folder, a --format and a new folder --out")
     from twofold.cli.progress import quiet_libraries
     from twofold.export.export import export_model
     from twofold.models.load import load_model
 
     quiet_libraries()
-    record = export_model(load_model(model), form, out, pad, untied=untied, kind=kind, checked=check)
+    command = shlex.join(["twofold", *context.obj])
+    record = export_model(load_model(model), form, out, pad, untied=untied, kind=kind, checked=check, command=command)
     if as_json:
         print_json(record.as_dict())
     else:
-        show(*_lines(record, out))
+        show(*lines(record, out))
 
 
-def _lines(record: ExportRecord, out: Path) -> list[str]:
-    more = "" if record.keeps_saving else ": more than the model itself"
-    ours, theirs = record.cache_numbers, record.target_cache_numbers
-    lines = [
-        f"{record.variant} as {record.model_type}, {record.parameters:,} parameters in {record.dtype}: {out}",
-        f"cache: {ours:,} numbers per token and layer here, {theirs:,} there{more}",
-    ]
-    lines += _check_lines(record.check) if record.check else ["not checked"]
-    return [*lines, *(f"changed: {change}" for change in record.changes), *(f"note: {note}" for note in record.notes)]
-
-
-def _check_lines(found: Check) -> list[str]:
-    equal = "equal" if found.greedy_equal else "NOT equal"
-    return [
-        f"checked in {found.engine}: logits of {found.tokens} tokens differ by at most "
-        f"{found.max_logit_difference:.1e} (the largest is {found.largest_logit:.1f}), {found.greedy_tokens} greedy "
-        f"tokens {equal}; caches measured: {found.cache_numbers:,.0f} and {found.target_cache_numbers:,.0f} numbers"
-    ]
+def _print_records(paths: list[Path], as_markdown: bool, as_json: bool) -> None:
+    found = [read_record(path) for path in paths]
+    if as_json:
+        print_json(found)
+    elif as_markdown:
+        typer.echo("\n".join([markdown(grid(found)), "", *(f"- {line}" for line in remarks(found))]))
+    else:
+        show(drawn(grid(found)), "", *remarks(found))

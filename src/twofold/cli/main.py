@@ -24,6 +24,7 @@ from twofold.cli import (
     export,
     fold,
     generate,
+    heal,
     lab,
     plan,
     serve,
@@ -50,6 +51,7 @@ app.command("fold", epilog=fold.EXAMPLES)(fold.fold)
 app.command("lab", epilog=lab.EXAMPLES)(lab.lab)
 app.command("generate", epilog=generate.EXAMPLES)(generate.generate)
 app.command("convert", epilog=convert.EXAMPLES)(convert.convert)
+app.command("heal", epilog=heal.EXAMPLES)(heal.heal)
 app.command("export", epilog=export.EXAMPLES)(export.export)
 app.command("serve", epilog=serve.EXAMPLES)(serve.serve)
 app.add_typer(study.app, name="study")

@@ -83,8 +83,32 @@ def _gpt2_names() -> NameMap:
     return NameMap(tuple(whole), tuple(norms + turned), embedding, Line("lm_head.weight", ("lm_head.weight",)))
 
 
+def _opt_names() -> NameMap:
+    """OPT's names."""
+    modules = {
+        "self_attn_layer_norm": "attention_norm",
+        **{f"self_attn.{name}": f"{_SEAM}{name}" for name in ("q_proj", "k_proj", "v_proj")},
+        "self_attn.out_proj": f"{_SEAM}o_proj",
+        "final_layer_norm": "mlp_norm",
+        "fc1": "mlp.up_proj",
+        "fc2": "mlp.down_proj",
+    }
+    block = renamed(*modules.items(), theirs="model.decoder.layers.{}.", ours=_OUR_BLOCK, kinds=BOTH)
+    whole = renamed(("embed_positions", "embed_positions"), theirs="model.decoder.", ours="model.")
+    whole += renamed(("final_layer_norm", "norm"), theirs="model.decoder.", ours="model.", kinds=BOTH)
+    (embedding,) = renamed(("embed_tokens", "embed_tokens"), theirs="model.decoder.", ours="model.")
+    return NameMap(tuple(whole), tuple(block), embedding, Line("lm_head.weight", ("lm_head.weight",)))
+
+
 _SWIGLU = {"hidden_act": (("silu", "swish"), "SwiGLU is the one gated MLP of the decoder")}
 _ROTARY = {"block": "modern", "rotary": "full", "qk_norm": False, "qkv_bias": False}
+_PAPER = {"block": "paper", "rotary": "none", "qk_norm": False, "qkv_bias": False}
+_ACTIVATION = {
+    "activation_function": (
+        tuple(fields.ACTIVATIONS),
+        "an MLP with two matrices has GELU, exact or by a tanh, or ReLU between them",
+    )
+}
 _NO_BIAS = {"attention_bias": ((False, None), "RMSNorm blocks have no bias on the attention's output")}
 
 FAMILIES: Mapping[str, Family] = {
@@ -135,28 +159,42 @@ FAMILIES: Mapping[str, Family] = {
         Family(
             "gpt2",
             _gpt2_names(),
-            {
-                "activation_function": (
-                    ("gelu",),
-                    "the decoder's GELU is the exact one, and no tanh approximation or other function",
-                ),
+            _ACTIVATION
+            | {
                 "scale_attn_weights": ((True,), "scores are divided by √d"),
                 "scale_attn_by_inverse_layer_idx": ((False,), "all layers scale their scores alike"),
                 "add_cross_attention": ((False, None), "a decoder has no cross-attention"),
             },
-            {"block": "paper", "rotary": "none", "qk_norm": False, "qkv_bias": False},
+            _PAPER | {"position_offset": 0},
             fields.Windows.NONE,
             fields.own_heads,
             fields.read_gpt2,
             fields.write_gpt2,
+        ),
+        Family(
+            "opt",
+            _opt_names(),
+            _ACTIVATION
+            | {
+                "do_layer_norm_before": (
+                    (True,),
+                    "the decoder's norms stand before attention and MLP (OPT-350M's do not)",
+                ),
+                "_remove_final_layer_norm": ((False,), "the decoder has a norm behind its last block"),
+                "enable_bias": ((True,), "blocks with LayerNorm have biases"),
+                "layer_norm_elementwise_affine": ((True,), "the decoder's norms have weights and biases"),
+            },
+            _PAPER | {"position_offset": 2, "norm_epsilon": 1e-5},
+            fields.Windows.NONE,
+            fields.own_heads,
+            fields.read_opt,
+            fields.write_opt,
         ),
     )
 }
 """By transformers' model type. SmolLM and SmolLM2 are of the type llama."""
 
 REFUSED: Mapping[str, str] = {
-    "opt": "its MLP is ReLU where the decoder has GELU, and its table of positions begins with two rows that no token "
-    "reads",
     "smollm3": "some of its layers have no rotary, and the decoder has it in all or in none",
     "gemma": "its norms multiply by 1 + weight and its MLP is gated by GELU",
     "gemma2": "its blocks have norms behind attention and MLP as well",

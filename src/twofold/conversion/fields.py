@@ -17,6 +17,14 @@ TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 PLAIN: Mapping[str, Any] = {"scale_exponent": 0.5, "softcap": 0.0, "sinks": False, "scaled_embeddings": False}
 """Fields of `Architecture` that no family has otherwise."""
 
+ACTIVATIONS: Mapping[str, str] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+"""Transformers' names of what an MLP with two matrices has between them → ours; of several the first is written."""
+
 
 class Windows(Enum):
     """Which layers of a family may have a sliding window."""
@@ -47,8 +55,11 @@ def config_out(family: Family, config: TwofoldConfig) -> dict[str, Any]:
 
 def unmet(family: Family, sizes: Architecture) -> str:
     """The first thing of a decoder that the family does not have, in words; empty where it has everything."""
-    if sizes.variant != Variant(kv_heads=sizes.variant.kv_heads):
-        return f"which keeps keys and values of their own: its variant is {sizes.variant}"
+    for variant in sorted(set(sizes.variants), key=str):
+        if variant != Variant(kv_heads=variant.kv_heads):
+            return f"which keeps keys and values of their own: its variant is {variant}"
+    if len(set(sizes.variants)) > 1:
+        return f"all of whose layers have as many key/value heads: here are {', '.join(map(str, sizes.variants))}"
     for name, value in {**PLAIN, **family.has}.items():
         if getattr(sizes, name) != value:
             return f"whose {name} is {value!r}: here it is {getattr(sizes, name)!r}"
@@ -143,6 +154,7 @@ def read_gpt2(config: Any) -> dict[str, Any]:
         "norm_epsilon": config.layer_norm_epsilon,
         "initial_deviation": config.initializer_range,
         "dropout": float(config.resid_pdrop),
+        "activation": ACTIVATIONS[config.activation_function],
     }
 
 
@@ -161,8 +173,52 @@ def write_gpt2(sizes: Architecture) -> dict[str, Any]:
         "resid_pdrop": sizes.dropout,
         "embd_pdrop": 0.0,
         "attn_pdrop": 0.0,
-        "activation_function": "gelu",
+        "activation_function": _activation_out(sizes),
     }
+
+
+def read_opt(config: Any) -> dict[str, Any]:
+    """Sizes of OPT. Raises ValueError for token embeddings of another width than the blocks'."""
+    if config.word_embed_proj_dim != config.hidden_size:
+        raise ValueError(
+            f"an opt model with word_embed_proj_dim {config.word_embed_proj_dim} and hidden_size {config.hidden_size} "
+            "does not convert: the decoder's embeddings are as wide as its blocks, without a projection between"
+        )
+    return {
+        "layers": config.num_hidden_layers,
+        "width": config.hidden_size,
+        "heads": config.num_attention_heads,
+        "mlp": config.ffn_dim,
+        "vocab": config.vocab_size,
+        "positions": config.max_position_embeddings,
+        "tied": config.tie_word_embeddings,
+        "initial_deviation": config.init_std,
+        "dropout": float(config.dropout),
+        "activation": ACTIVATIONS[config.activation_function],
+    }
+
+
+def write_opt(sizes: Architecture) -> dict[str, Any]:
+    """The inverse of `read_opt`; dropout inside attention and of whole layers is 0, as the decoder has none."""
+    return {
+        "num_hidden_layers": sizes.layers,
+        "hidden_size": sizes.width,
+        "word_embed_proj_dim": sizes.width,
+        "num_attention_heads": sizes.heads,
+        "ffn_dim": sizes.mlp,
+        "vocab_size": sizes.vocab,
+        "max_position_embeddings": sizes.positions,
+        "tie_word_embeddings": sizes.tied,
+        "init_std": sizes.initial_deviation,
+        "dropout": sizes.dropout,
+        "attention_dropout": 0.0,
+        "layerdrop": 0.0,
+        "activation_function": _activation_out(sizes),
+    }
+
+
+def _activation_out(sizes: Architecture) -> str:
+    return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == sizes.activation)
 
 
 def _with_heads(kv_heads: int, heads: int) -> Variant:

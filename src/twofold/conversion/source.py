@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import safe_open
@@ -35,12 +36,22 @@ def open_source(name: str) -> Opened:
     return opened
 
 
-def write_model(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
-    """Save a model, and its tokenizer, as Auto classes load them; the new `folder` appears whole or not at all."""
+def write_model(
+    model: PreTrainedModel,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    files: Mapping[str, str] | None = None,
+) -> None:
+    """Save a model, and its tokenizer, as Auto classes load them; the new `folder` appears whole or not at all.
+
+    `files`: texts that go with it, by name.
+    """
     with new_folder(folder) as unfinished:
         model.save_pretrained(unfinished)
         if tokenizer is not None:
             tokenizer.save_pretrained(unfinished)
+        for name, text in (files or {}).items():
+            (unfinished / name).write_text(text)
 
 
 def source_tokenizer(opened: Opened) -> PreTrainedTokenizerBase | None:

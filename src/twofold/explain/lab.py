@@ -131,6 +131,7 @@ def _require_shown(sizes: Architecture, where: str, *, fused: bool) -> None:
         "a soft cap": bool(sizes.softcap),
         "normalised queries": sizes.qk_norm,
         "sinks": sizes.sinks,
+        "rows before the first position": bool(sizes.position_offset),
         "stacked projections": fused,
     }
     found = [name for name, present in others.items() if present]

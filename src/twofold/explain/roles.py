@@ -35,7 +35,7 @@ def own_roles(seam: Projections, x_BTM: Tensor, row_seam: Projections, row_x_BTM
     query, key, value = (made[role] for role in ROLES)
     variant, heads, kv_heads = seam.variant, seam.sizes.heads, seam.kv_heads
     if variant.decoupled:
-        value = row_seam.content_norm(key.flatten(2)).unflatten(2, (kv_heads, -1))
+        value = row_seam.content(key)
         key = _beside(value, row_seam.k_rope_proj(row_x_BTM))
     if variant.diagonal:
         if variant.sharing.query_is_key:
@@ -47,13 +47,12 @@ def own_roles(seam: Projections, x_BTM: Tensor, row_seam: Projections, row_x_BTM
 
 
 def _latent_roles(seam: LatentProjections, x_BTM: Tensor) -> Roles:
-    heads = seam.sizes.heads
-    latent_BTC = seam.latent_norm(seam.latent_proj(x_BTM))
-    content_BTHD = seam.k_up_proj(latent_BTC).unflatten(-1, (heads, -1))
+    latent_BTC, kv_heads = seam.latent(x_BTM), seam.score_heads
+    content_BTGD = seam.k_up_proj(latent_BTC).unflatten(-1, (kv_heads, -1))
     return Roles(
-        seam.q_proj(x_BTM).unflatten(-1, (heads, -1)),
-        _beside(content_BTHD, seam.k_rope_proj(x_BTM)),
-        seam.v_up_proj(latent_BTC).unflatten(-1, (heads, -1)),
+        seam.q_proj(x_BTM).unflatten(-1, (seam.sizes.heads, -1)),
+        _beside(content_BTGD, seam.k_rope_proj(x_BTM)) if seam.variant.rotary_apart else content_BTGD,
+        seam.v_up_proj(latent_BTC).unflatten(-1, (kv_heads, -1)),
     )
 
 

@@ -45,7 +45,8 @@ def _query(seam: Projections, key: Map) -> Map:
 def _rows(seam: Projections) -> tuple[Map, Map]:
     """The maps of key and value; one object where they are one."""
     if isinstance(seam, LatentProjections):
-        return _below(_from_latent(seam, seam.k_up_proj), _rotary_key(seam)), _from_latent(seam, seam.v_up_proj)
+        key, value = _from_latent(seam, seam.k_up_proj), _from_latent(seam, seam.v_up_proj)
+        return _below(key, _rotary_key(seam)) if seam.variant.rotary_apart else key, value
     sharing = seam.variant.sharing
     key = _content(seam, "key")
     value = key if sharing.value_is_key else _content(seam, "value")
@@ -85,10 +86,11 @@ def _content(seam: Projections, role: str) -> Map:
 
 def _from_latent(seam: LatentProjections, up: nn.Linear) -> Map:
     down = seam.latent_proj.weight.detach().double()
-    scale, raised = seam.latent_norm.weight.detach().double(), up.weight.detach().double()
+    raised = up.weight.detach().double()
+    scale = seam.latent_norm.weight.detach().double() if seam.sizes.latent_norm else raised.new_ones(raised.shape[1])
     bias = seam.latent_proj.bias
     moved = None if bias is None else as_float(raised @ (scale * bias.detach().double()))
-    return _by_head(as_float(raised @ (scale[:, None] * down)), moved, seam.sizes.heads)
+    return _by_head(as_float(raised @ (scale[:, None] * down)), moved, seam.score_heads)
 
 
 def _rotary_key(seam: Projections) -> Map:

@@ -24,7 +24,8 @@ GREEDY_TOKENS = 16
 @dataclass(frozen=True)
 class Check:
     """What a comparison found. `cache_numbers` and `target_cache_numbers`: per token and layer, from the bytes that
-    the two caches really hold after generation, each in its own engine.
+    the two caches really hold after generation, each in its own engine; `engine_log` is what the target's engine itself
+    says of its cache, where it says something.
     """
 
     engine: str
@@ -36,6 +37,7 @@ class Check:
     greedy_equal: bool
     cache_numbers: float
     target_cache_numbers: float
+    engine_log: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from twofold.export.deepseek import deepseek
 from twofold.export.folder import save_model, save_tokenizer, tokenizer_of
 from twofold.export.gguf_check import check_gguf, require_packages
 from twofold.export.gguf_file import TYPES, gguf, write_gguf
+from twofold.export.gguf_form import FORMS
 from twofold.export.llama import llama
 from twofold.export.target import Padding, Target, padding
 from twofold.models.decoder import TwofoldForCausalLM
@@ -23,7 +24,7 @@ from twofold.models.new_folder import new_folder, require_new
 
 FORMATS = {
     "deepseek": "transformers' DeepseekV3: K=V decoupled and MLA, with their small cache",
-    "gguf": "the same for llama.cpp, one file of its deepseek2",
+    "gguf": "one file for llama.cpp: the same as its deepseek2, QKV and GQA as its llama",
     "llama": "transformers' Llama: QKV and GQA as they are; shared roles as copies, which save nothing",
 }
 ENGINES = {"deepseek": ("transformers",), "gguf": ("gguf", "llama-cpp-python"), "llama": ("transformers",)}
@@ -38,7 +39,7 @@ class ExportRecord:
 
     `dtype` is that of the weights, by transformers' name or GGUF's. `cache_numbers` per token and layer are the
     model's own, `target_cache_numbers` the target's; `keeps_saving` says whether these are no more. `check` is None
-    where nobody compared.
+    where nobody compared, `command` the command line that asked for it.
     """
 
     format: str
@@ -58,6 +59,7 @@ class ExportRecord:
     check: Check | None
     versions: dict[str, str | None]
     environment: dict[str, Any]
+    command: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -73,13 +75,14 @@ def export_model(
     untied: bool = False,
     kind: str = "f32",
     checked: bool = True,
+    command: str | None = None,
 ) -> ExportRecord:
     """Write `model` as `format` (see `FORMATS`) into the new folder `out`; the model stays as it is.
 
     `pad`, for deepseek: rows filled up with zeros to (latent, rotary key), by name to `256+64` or `512+64`; the head
     is then a tensor of its own, as with `untied`. `kind`, for gguf: how matrices are stored, f32, f16 or q8_0.
     `checked`: load what was written and compare it, see `check.check` and `gguf_check.check_gguf`. The tokenizer
-    comes from the folder that the model was loaded from.
+    comes from the folder that the model was loaded from. `command` is noted in the record.
 
     Raises ValueError for an unknown format, a folder that holds something, a model that the target cannot compute
     exactly (with every reason), or a comparison that fails; nothing is then left in `out`.
@@ -95,7 +98,8 @@ def export_model(
             save_model(model, target, folder)
             has_tokenizer = save_tokenizer(model, folder)
             found = check(model, folder) if checked else None
-        record = _record(model, target, format, has_tokenizer, found, pad=pad, kind=kind)
+        made = _record(model, target, format, has_tokenizer, found, pad=pad, kind=kind)
+        record = replace(made, command=command)
         (folder / RECORD).write_text(json.dumps(record.as_dict(), indent=1) + "\n")
     return record
 
@@ -134,14 +138,14 @@ def _record(
     pad: Padding | str | None,
     kind: str,
 ) -> ExportRecord:
-    sizes = model.config.architecture
+    sizes = model.config.architecture.at(0)
     own = sizes.row_layout.numbers(sizes.kv_heads)
     tied = target.config.tie_word_embeddings
     return ExportRecord(
         format=name,
         source=model.name_or_path,
         variant=str(sizes.variant),
-        model_type="deepseek2" if name == "gguf" else target.config.model_type,
+        model_type=FORMS[target.config.model_type].architecture if name == "gguf" else target.config.model_type,
         dtype=kind if name == "gguf" else str(model.dtype).removeprefix("torch."),
         parameters=sum(t.numel() for key, t in target.tensors.items() if not (tied and key == "lm_head.weight")),
         tied=tied,

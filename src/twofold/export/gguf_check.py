@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from twofold.export.check import Check, bytes_per_number, compared_tokens, greedy, in_dtype, require_within
+from twofold.export.gguf_engine import cached, logged
 from twofold.models.decoder import TwofoldForCausalLM
 
 if TYPE_CHECKING:
@@ -23,8 +22,6 @@ TOLERANCES = {"f32": 1e-4, "f16": 2e-2, "q8_0": 0.2}
 """What logits may differ by, of the largest logit where that is above 1, by how matrices are stored."""
 CACHE_MIB = 16
 """Size of the cache that is made: llama.cpp tells it with two decimals of a MiB, from which the numbers come back."""
-
-_SIZES = re.compile(r"K \(f32\):\s+([\d.]+) MiB, V \(f32\):\s+([\d.]+) MiB")
 
 
 def require_packages(checked: bool) -> None:
@@ -56,6 +53,7 @@ def check_gguf(model: TwofoldForCausalLM, path: Path, kind: str, numbers: int) -
         llama.eval(prompt)
         made_TV = llama.scores[: len(prompt)].copy()
         made = _continued(llama, new)
+    said = cached(log)
     difference, largest = float(np.abs(logits_TV - made_TV).max()), float(np.abs(logits_TV).max())
     allowed = TOLERANCES[kind] * max(1.0, largest)
     require_within(difference, allowed)
@@ -68,7 +66,8 @@ def check_gguf(model: TwofoldForCausalLM, path: Path, kind: str, numbers: int) -
         greedy_tokens=new,
         greedy_equal=own_ids[0].tolist() == prompt + made,
         cache_numbers=own_cache.bytes_used / bytes_per_number(ours, own_cache),
-        target_cache_numbers=_logged_mib(log) * 2**20 / (4 * layers * cells),
+        target_cache_numbers=said.bytes / (4 * layers * cells),
+        engine_log=said.lines,
     )
 
 
@@ -79,16 +78,8 @@ def _opened(path: Path, cells: int) -> Iterator[tuple[Llama, list[str]]]:
     Without flash attention, which on a CPU computes part of its sums in half precision.
     """
     import llama_cpp
-    from llama_cpp._logger import llama_log_callback
 
-    lines: list[str] = []
-
-    @llama_cpp.llama_log_callback
-    def keep(level: int, text: bytes, data: Any) -> None:
-        lines.append(text.decode(errors="replace"))
-
-    llama_cpp.llama_log_set(keep, ctypes.c_void_p(0))
-    try:
+    with logged() as log:
         llama = llama_cpp.Llama(
             str(path),
             n_ctx=cells,
@@ -101,11 +92,9 @@ def _opened(path: Path, cells: int) -> Iterator[tuple[Llama, list[str]]]:
             verbose=False,
         )
         try:
-            yield llama, lines
+            yield llama, log
         finally:
             llama.close()
-    finally:
-        llama_cpp.llama_log_set(llama_log_callback, ctypes.c_void_p(0))
 
 
 def _continued(llama: Llama, new: int) -> list[int]:
@@ -114,10 +103,3 @@ def _continued(llama: Llama, new: int) -> list[int]:
         made.append(int(llama.scores[llama.n_tokens - 1].argmax()))
         llama.eval(made[-1:])
     return made
-
-
-def _logged_mib(log: list[str]) -> float:
-    """MiB of keys and of values, as llama.cpp says them of its cache."""
-    found = _SIZES.search("".join(log))
-    assert found, "llama.cpp logs the size of its cache"
-    return sum(map(float, found.groups()))

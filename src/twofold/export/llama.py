@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from twofold.attention.projections import Projections
-from twofold.export.refusals import common_reasons, require_none
+from twofold.export.refusals import common_reasons, is_mixture, require_none
 from twofold.export.target import Target, common_changes, common_fields
 from twofold.export.weights import outside_attention, role_matrices, scaled, seams
 from twofold.models.architecture import Architecture
@@ -23,8 +23,8 @@ from twofold.variants.choices import Sharing, Treatment
 
 def llama(model: TwofoldForCausalLM, untied: bool = False) -> Target:
     """The model as `LlamaForCausalLM`. Raises ValueError with the reasons where Llama cannot compute the same."""
-    sizes = model.config.architecture
-    require_none(reasons(sizes), sizes, "llama")
+    require_none(reasons(model.config.architecture), model.config.architecture, "llama")
+    sizes = model.config.architecture.at(0)
     tensors = outside_attention(model)
     for number, seam in enumerate(seams(model)):
         made = _attention(seam, sizes)
@@ -49,12 +49,15 @@ def llama(model: TwofoldForCausalLM, untied: bool = False) -> Target:
 def reasons(sizes: Architecture) -> Iterator[str]:
     """Why these sizes cannot be Llama's; none where they can."""
     yield from common_reasons(sizes)
-    if sizes.is_recurrent:
+    if sizes.is_recurrent or is_mixture(sizes):
         return
     if sizes.width % sizes.heads:
         yield f"Llama needs a width that is a multiple of its heads, and {sizes.width} is none of {sizes.heads}"
     if sizes.variant.rotary_apart:
         yield "it has a rotary key beside its content, and Llama has none: use deepseek, which has that form"
+        return
+    if sizes.variant.latent:
+        yield "its keys and values are made of a latent, and Llama's of the input: use MLA, not on_read, as deepseek"
         return
     if sizes.rotary == "partial":
         yield f"rotary turns {sizes.rotated_dims} of {sizes.head_dim} dims, and Llama's turns all: use rotary full"

@@ -16,6 +16,13 @@ def common_reasons(sizes: Architecture) -> Iterator[str]:
     if sizes.is_recurrent:
         yield f"{sizes.variant} keeps a state and no rows, and the target takes a softmax over rows: use {NEAREST}"
         return
+    if is_mixture(sizes):
+        latents = sorted({one.latent_width for one in sizes.each})
+        differ = (
+            f"latents of {' and '.join(map(str, latents))} dims" if len(set(sizes.variants)) == 1 else sizes.described
+        )
+        yield f"its layers differ ({differ}), and the target's are all alike: use one variant and latent for all"
+        return
     if sizes.block == "paper":
         yield (
             "its blocks have LayerNorm, GELU and biases (block paper), and the target's RMSNorm, SwiGLU and no biases: "
@@ -45,7 +52,12 @@ def common_reasons(sizes: Architecture) -> Iterator[str]:
         )
 
 
+def is_mixture(sizes: Architecture) -> bool:
+    """Whether layers differ in their variant or their latent."""
+    return len(set(sizes.each)) > 1
+
+
 def require_none(reasons: Iterator[str], sizes: Architecture, target: str) -> None:
     """Raise ValueError with every reason, where there is one."""
     if found := list(reasons):
-        raise ValueError(f"{sizes.variant} cannot be exported as {target} without loss: {'; '.join(found)}")
+        raise ValueError(f"{sizes.described} cannot be exported as {target} without loss: {'; '.join(found)}")

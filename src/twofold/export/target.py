@@ -19,6 +19,8 @@ class Target(NamedTuple):
     changes: tuple[str, ...]
     """What was done to the weights, beside taking other names; each exact but for rounding."""
     notes: tuple[str, ...]
+    tiny_latent: bool = False
+    """Whether the latent's weights are too small for half precision; a GGUF file keeps them in float32."""
 
 
 class Padding(NamedTuple):

@@ -26,7 +26,7 @@ CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}  
 _LINEAR = struct.Struct("=8q")  # StepLinear in csrc/decoder_step.h
 _NORM = struct.Struct("=3qd")  # StepNorm
 _ROWS = struct.Struct("=10q")  # StepRows
-_STEP = struct.Struct("=24q2dq3qdq")  # DecoderStep
+_STEP = struct.Struct("=24q2dq3qd2q")  # DecoderStep
 _NOTHING = bytes(_LINEAR.size)
 
 
@@ -44,6 +44,15 @@ class Reading(IntEnum):
     AS_IT_IS = 0
     TURNED_BACK = 1
     ROLLED = 2  # its last dims, as many as rotary turns, to the front
+
+
+class Activation(IntEnum):
+    """What follows the first product of an MLP: of enum Then in csrc/matvec.h."""
+
+    SILU_GATED = 0  # nothing: the gate does
+    GELU = 2
+    GELU_TANH = 3
+    RELU = 4
 
 
 class Form(NamedTuple):
@@ -96,6 +105,7 @@ def decoder_step(
     positions_BT: Tensor,
     frequencies: Tensor | None,
     form: Form,
+    activation: Activation,
     blocks: bytes,
     last_norm: bytes,
     rows: Sequence[Rows],
@@ -149,6 +159,7 @@ def decoder_step(
         len(rows),
         *_NORM.unpack(last_norm),
         torch.get_num_threads(),
+        activation,
     )
     if native.library().twofold_decoder_step(step, blocks, each):
         raise MemoryError(f"no memory for a decode step of {batch * tokens} tokens")

@@ -6,11 +6,13 @@ The cost functions, the study files, the command line and the Hugging Face confi
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from twofold.models import fitting
+from twofold.models.activations import require_activation, usual_activation
 from twofold.variants.choices import Recurrence
 from twofold.variants.layout import RowLayout, cache_bytes, item_bytes, scale_bytes, state_bytes
 from twofold.variants.notation import parse
@@ -54,8 +56,18 @@ class Architecture:
       arXiv 2408.00118); `qk_norm` normalises queries and keys over each head (arXiv 2302.05442); `sinks` adds a
       learned score per head that takes weight and gives nothing (arXiv 2309.17453).
     - `scaled_embeddings` multiplies token embeddings by √width (arXiv 1706.03762, section 3.4).
+    - `latent_norm` False leaves out the norm of a latent (MLA) or of the content beside a rotary key (decoupled), as
+      models have it whose projections were factored after training. `rotary_pairs` are, of the D/2 pairs of a head
+      that rotary turns all over, those that such a rotary key has: pair p turns by base^(−2p/D) a position; where it is
+      empty they are r/2 evenly spaced ones.
+    - `layer_variants` gives each layer a variant of its own, and `layer_latents` the dims of each layer's latent, 0
+      where it has none; `at` is then what one layer is. Layers without a rotary part are turned all over. `variant` is
+      the one that most layers have.
     - `qkv_bias` gives the maps to queries, keys and values biases where a block has none otherwise (Qwen2,
       arXiv 2407.10671).
+    - `activation` is what the MLP has between its matrices, the block's usual one at "" (`models.activations`).
+    - `position_offset`: rows of the table of learned positions before that of the first position. No token reads them;
+      OPT's table has two (arXiv 2205.01068, released code).
 
     `variant` may be given as notation. Raises ValueError for sizes that do not fit together.
     """
@@ -84,6 +96,12 @@ class Architecture:
     sinks: bool = False
     scaled_embeddings: bool = False
     qkv_bias: bool = False
+    activation: str = ""
+    position_offset: int = 0
+    latent_norm: bool = True
+    rotary_pairs: tuple[int, ...] = ()
+    layer_variants: tuple[Variant, ...] = ()
+    layer_latents: tuple[int, ...] = ()
     variant: Variant = field(default_factory=Variant)
 
     def __post_init__(self) -> None:
@@ -91,20 +109,28 @@ class Architecture:
         fitting.counts(self, ("layers", "width", "heads", "mlp", "vocab", "positions"))
         self._fill_in()
         fitting.one_of("rotary", self.rotary, ROTARY)
+        require_activation(self.block, self.activation)
         fitting.numbers(self)
-        fitting.rotary(self)
-        fitting.variant(self)
+        if self.is_mixed:
+            fitting.mixture(self)
+        else:
+            fitting.rotary(self)
+            fitting.variant(self)
         fitting.layers(self)
 
     def _fill_in(self) -> None:
         """Put the usual choice where a field was left at its empty default."""
         paper = self.block == "paper"
-        if isinstance(self.variant, str):
-            object.__setattr__(self, "variant", parse(self.variant))
+        for name in ("rotary_pairs", "layer_latents"):
+            object.__setattr__(self, name, tuple(getattr(self, name) or ()))
+        object.__setattr__(self, "layer_variants", tuple(map(as_variant, self.layer_variants or ())))
+        object.__setattr__(self, "variant", most_common(self.layer_variants) or as_variant(self.variant))
         if not self.head_dim:
             object.__setattr__(self, "head_dim", fitting.head_dim(self.width, self.heads))
-        if not self.rotary or (self.rotary == "full" and self.variant.needs_rotary_part):
+        if not self.rotary or (self.rotary == "full" and self._needs_rotary_part):
             object.__setattr__(self, "rotary", self._usual_rotary())
+        if not self.activation:
+            object.__setattr__(self, "activation", usual_activation(self.block))
         if not self.initial_deviation:
             object.__setattr__(self, "initial_deviation", 0.02 if paper else self.width**-0.5)
         if self.window and not self.layer_pattern:
@@ -113,9 +139,14 @@ class Architecture:
     def _usual_rotary(self) -> str:
         if self.variant.recurrence is not Recurrence.NONE:
             return "none"
-        if self.variant.needs_rotary_part or self.rotary_dims not in (0, self.head_dim):
+        if self._needs_rotary_part or self.rotary_dims not in (0, self.head_dim):
             return "partial"
         return "none" if self.block == "paper" else "full"
+
+    @property
+    def _needs_rotary_part(self) -> bool:
+        """Whether some layer does."""
+        return any(one.needs_rotary_part for one in (self.variant, *self.layer_variants))
 
     @property
     def rotated_dims(self) -> int:
@@ -125,8 +156,15 @@ class Architecture:
         """
         if self.rotary == "none":
             return 0
+        if self.rotary_pairs:
+            return 2 * len(self.rotary_pairs)
         usual = self.rotary == "full" or self.variant.needs_rotary_part
         return self.rotary_dims or (self.variant.usual_rotary_dims(self.head_dim) if usual else self.head_dim // 4 * 2)
+
+    @property
+    def rotary_exponents(self) -> tuple[float, ...]:
+        """For each chosen pair p the exponent 2p/D of its frequency; empty where they are evenly spaced."""
+        return tuple(2 * pair / self.head_dim for pair in self.rotary_pairs)
 
     @property
     def latent_width(self) -> int:
@@ -147,6 +185,56 @@ class Architecture:
     def learned_positions(self) -> bool:
         """Whether a table of absolute positions is added to the embeddings; it bounds the context."""
         return self.rotary == "none"
+
+    @property
+    def position_rows(self) -> int:
+        """Rows of that table, those before the first position included; 0 where there is none."""
+        return self.positions + self.position_offset if self.learned_positions else 0
+
+    @cached_property  # asked for each token
+    def each(self) -> tuple[Architecture, ...]:
+        """For each layer, a model of which all layers are like it: this one, unless `is_mixed`."""
+        if not self.is_mixed:
+            return (self,) * self.layers
+        pairs = list(zip(self.variants, self._latents, strict=True))
+        made = {pair: self._like(*pair) for pair in dict.fromkeys(pairs)}
+        return tuple(made[pair] for pair in pairs)
+
+    def _like(self, variant: Variant, latent: int) -> Architecture:
+        """A model whose layers all have this variant, with this latent."""
+        turned: dict[str, Any] = {}
+        if self.rotary != "none" and len({one.needs_rotary_part for one in self.variants}) > 1:
+            whole: dict[str, Any] = {"rotary": "full", "rotary_dims": 0, "rotary_pairs": ()}
+            turned = {"rotary": "partial"} if variant.needs_rotary_part else whole
+        apart = variant.latent or variant.rotary_apart
+        others: dict[str, Any] = {"layer_variants": (), "layer_latents": (), "latent_norm": self.latent_norm or not apart}
+        return replace(self, variant=variant, latent_dims=latent, **others, **turned)
+
+    def at(self, layer: int) -> Architecture:
+        """A model of which all layers are like this one."""
+        return self.each[layer]
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether layers may differ in their variant or their latent."""
+        return bool(self.layer_variants or self.layer_latents)
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """The variant of each layer."""
+        return self.layer_variants or (self.variant,) * self.layers
+
+    @property
+    def described(self) -> str:
+        """The variant; of layers that differ, how many have which."""
+        counted = Counter(self.variants)
+        if len(counted) == 1:
+            return str(self.variant)
+        return ", ".join(f"{count} × {variant}" for variant, count in counted.most_common())
+
+    @property
+    def _latents(self) -> tuple[int, ...]:
+        return self.layer_latents or tuple(self.latent_dims if variant.latent else 0 for variant in self.variants)
 
     @cached_property  # asked for each token
     def row_layout(self) -> RowLayout:
@@ -186,9 +274,17 @@ class Architecture:
         return tuple(reach.window for reach in self.reaches)
 
     @property
-    def cached_windows(self) -> tuple[int | None, ...]:
-        """The windows of the layers that keep rows of their own, in order: what a cache is made for."""
-        return tuple(window for n, window in enumerate(self.windows) if self.row_owners[n] == n)
+    def cached_layers(self) -> tuple[int, ...]:
+        """The layers that keep rows of their own: what a cache is made for."""
+        return tuple(n for n, owner in enumerate(self.row_owners) if owner == n)
+
+    @cached_property  # asked for each token
+    def cached_rows(self) -> tuple[tuple[RowLayout, ...], tuple[int, ...], tuple[int | None, ...]]:
+        """The layouts, the key/value heads and the windows of those layers."""
+        owners = self.cached_layers
+        each = [self.at(n) for n in owners]
+        windows = tuple(self.windows[n] for n in owners)
+        return tuple(one.row_layout for one in each), tuple(one.kv_heads for one in each), windows
 
     def cache_bytes(self, tokens: int, dtype: str, batch: int = 1) -> int:
         """Bytes of the cache of `batch` sequences of `tokens` each, over all layers; `dtype` by name, of the rows."""
@@ -197,8 +293,8 @@ class Architecture:
             return state_bytes(self.kv_heads, self.head_dim, layers=self.layers, batch=batch, itemsize=itemsize)
         return sum(
             cache_bytes(
-                self.row_layout,
-                self.kv_heads,
+                layout,
+                kv_heads,
                 tokens=tokens,
                 itemsize=itemsize,
                 layers=layers,
@@ -206,23 +302,35 @@ class Architecture:
                 scale_bytes=scales,
                 window=window,
             )
-            for window, layers in Counter(self.cached_windows).items()
+            for (layout, kv_heads, window), layers in Counter(zip(*self.cached_rows, strict=True)).items()
         )
 
     def layer_sizes(self, layer: int = 0) -> LayerSizes:
         """What the shapes of one layer's tensors depend on."""
+        one = self.at(layer)
         return LayerSizes(
             width=self.width,
             heads=self.heads,
             head_dim=self.head_dim,
-            rotary_dims=self.rotated_dims,
-            latent_dims=self.latent_width,
+            rotary_dims=one.rotated_dims,
+            latent_dims=one.latent_width,
             biases=self.biases,
             qk_norm=self.qk_norm,
             sinks=self.sinks,
             borrows=self.row_owners[layer] != layer,
             qkv_bias=self.qkv_bias,
+            latent_norm=self.latent_norm,
         )
+
+
+def as_variant(given: Variant | str) -> Variant:
+    """A variant that may be given as notation."""
+    return parse(given) if isinstance(given, str) else given
+
+
+def most_common(variants: Sequence[Variant]) -> Variant | None:
+    """What most layers have, of several the first; None of none."""
+    return Counter(variants).most_common(1)[0][0] if variants else None
 
 
 FIELDS = tuple(f.name for f in fields(Architecture))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch.nn.functional as F
@@ -27,17 +29,26 @@ def norm(architecture: Architecture) -> nn.Module:
     return style(architecture.width, eps=architecture.norm_epsilon)
 
 
-class GeluMLP(nn.Module):
-    """W₂ GELU(W₁ x), with biases."""
+ACTIVATED: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
+"""What `PlainMLP` has between its matrices, by the architecture's name for it."""
 
-    def __init__(self, width: int, hidden: int) -> None:
+
+class PlainMLP(nn.Module):
+    """W₂ f(W₁ x), with biases; `activation` names f, see `ACTIVATED`."""
+
+    def __init__(self, width: int, hidden: int, activation: str = "gelu") -> None:
         super().__init__()
+        self.activation = activation
         self.up_proj = nn.Linear(width, hidden)
         self.down_proj = nn.Linear(hidden, width)
 
     def forward(self, x_BTM: Tensor) -> Tensor:
         """[B, T, M] to [B, T, M]."""
-        return self.down_proj(F.gelu(self.up_proj(x_BTM)))
+        return self.down_proj(ACTIVATED[self.activation](self.up_proj(x_BTM)))
 
 
 class SwigluMLP(nn.Module):
@@ -56,8 +67,9 @@ class SwigluMLP(nn.Module):
 
 def mlp(architecture: Architecture) -> nn.Module:
     """The block style's MLP."""
-    style = GeluMLP if architecture.block == "paper" else SwigluMLP
-    return style(architecture.width, architecture.mlp)
+    if architecture.block == "paper":
+        return PlainMLP(architecture.width, architecture.mlp, architecture.activation)
+    return SwigluMLP(architecture.width, architecture.mlp)
 
 
 def dropout(architecture: Architecture) -> nn.Module:
@@ -104,7 +116,7 @@ def attention(config: TwofoldConfig, layer: int, seam: Projections | None = None
     owners = sizes.row_owners
     borrows, lends = owners[layer] != layer, owners.count(layer) > 1
     place = Place(sorted(set(owners)).index(owners[layer]), borrows, lends)
-    made = seam or projections(sizes.variant, sizes.layer_sizes(layer), fused=config.fused_projections)
+    made = seam or projections(sizes.at(layer).variant, sizes.layer_sizes(layer), fused=config.fused_projections)
     scoring = Scoring(sizes.scale_exponent, sizes.softcap)
     layer_class = RecurrentAttention if sizes.is_recurrent else Attention
     return layer_class(made, config, place=place, scoring=scoring, owns_projections=seam is None)

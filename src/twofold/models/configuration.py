@@ -38,8 +38,8 @@ class TwofoldConfig(PreTrainedConfig):
     """Configuration of `TwofoldForCausalLM`; fields as in `Architecture`, checked by it.
 
     `variant` is the notation (`K=V GQA-4`); `fused_projections` stacks the projection matrices into one, with equal
-    outputs. `head_dim`, `rotary` and `initializer_range` may be left at 0, "" and 0.0 for the
-    usual choice.
+    outputs. `head_dim`, `rotary`, `activation` and `initializer_range` may be left at 0, "", ""
+    and 0.0 for the usual choice.
     """
 
     model_type = "twofold"
@@ -70,6 +70,12 @@ class TwofoldConfig(PreTrainedConfig):
     sinks: bool = False
     scaled_embeddings: bool = False
     qkv_bias: bool = False
+    activation: str = ""
+    position_offset: int = 0
+    latent_norm: bool = True
+    rotary_pairs: list[int] | None = None
+    layer_variants: list[str] | None = None
+    layer_latents: list[int] | None = None
     fused_projections: bool = False
     use_cache: bool = True
     bos_token_id: int | None = None
@@ -82,9 +88,12 @@ class TwofoldConfig(PreTrainedConfig):
         self.variant = str(architecture.variant)
         self.head_dim = architecture.head_dim
         self.rotary = architecture.rotary
+        self.activation = architecture.activation
         self.initializer_range = architecture.initial_deviation
         self.latent_dims = architecture.latent_width
         self.layer_pattern = architecture.layer_pattern
+        for name, value in _lists(architecture).items():
+            setattr(self, name, value)
         if self.rotary == "partial":
             self.rotary_dims = architecture.rotated_dims
         super().__post_init__(**kwargs)
@@ -104,6 +113,14 @@ class TwofoldConfig(PreTrainedConfig):
     def from_architecture(cls, architecture: Architecture, **others: Any) -> TwofoldConfig:
         """The configuration of a decoder with these sizes; `others` are fields of the configuration alone."""
         values = {CONFIG_NAMES.get(name, name): getattr(architecture, name) for name in FIELDS}
-        return cls(
-            **{**values, "variant": str(architecture.variant), "sliding_window": architecture.window or None, **others}
-        )
+        named = {"variant": str(architecture.variant), "sliding_window": architecture.window or None}
+        return cls(**{**values, **named, **_lists(architecture), **others})
+
+
+def _lists(architecture: Architecture) -> dict[str, list[Any] | None]:
+    """The fields with an entry for each layer or pair, None where they are empty."""
+    return {
+        "rotary_pairs": list(architecture.rotary_pairs) or None,
+        "layer_variants": [str(one) for one in architecture.layer_variants] or None,
+        "layer_latents": list(architecture.layer_latents) or None,
+    }

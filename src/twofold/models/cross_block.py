@@ -69,8 +69,8 @@ def new_memory_cache(
     sizes: Architecture, capacity: int | None = None, memory_capacity: int | None = None, dtype: str | None = None
 ) -> MemoryCache:
     """An empty cache for `sizes.layers` blocks; capacities in tokens and `dtype` as in `RowCache`."""
-    windows = sizes.cached_windows
-    own = RowCache(len(windows), sizes.row_layout, sizes.kv_heads, capacity, dtype=dtype, windows=windows)
+    layouts, kv_heads, windows = sizes.cached_rows
+    own = RowCache(len(windows), layouts, kv_heads, capacity, dtype=dtype, windows=windows)
     return MemoryCache(own, RowCache(sizes.layers, memory_layout(sizes), sizes.kv_heads, memory_capacity, dtype=dtype))
 
 

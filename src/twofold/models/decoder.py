@@ -59,7 +59,7 @@ class TwofoldModel(TwofoldPreTrainedModel):
         super().__init__(config)
         self.sizes = sizes = config.architecture
         self.embed_tokens = nn.Embedding(sizes.vocab, sizes.width)
-        self.embed_positions = nn.Embedding(sizes.positions, sizes.width) if sizes.learned_positions else None
+        self.embed_positions = nn.Embedding(sizes.position_rows, sizes.width) if sizes.learned_positions else None
         self.layers = _blocks(config)
         self.norm = norm(sizes)
         use_decode_linear(self)
@@ -73,18 +73,20 @@ class TwofoldModel(TwofoldPreTrainedModel):
         name as well, and "int8" with scales). For a linear recurrence a cache of states, which take any number of
         tokens. Raises ValueError for a `dtype` of those.
         """
-        sizes, windows = self.sizes, self.sizes.cached_windows
+        sizes = self.sizes
         if sizes.is_recurrent:
             check_options(capacity, dtype)
             return StateCache(sizes.layers, sizes.state_shape, offloading)
-        return RowCache(len(windows), sizes.row_layout, sizes.kv_heads, capacity, offloading, dtype, windows)
+        layouts, kv_heads, windows = sizes.cached_rows
+        return RowCache(len(windows), layouts, kv_heads, capacity, offloading, dtype, windows)
 
     def adopt(self, cache: Cache) -> Cache:
         """`cache` made to store this model's rows or states, see `cache.row_cache.adopt` and `adopt_states`."""
-        sizes, windows = self.sizes, self.sizes.cached_windows
+        sizes = self.sizes
         if sizes.is_recurrent:
             return adopt_states(cache, sizes.layers, sizes.state_shape)
-        return adopt(cache, len(windows), sizes.row_layout, sizes.kv_heads, windows)
+        layouts, kv_heads, windows = sizes.cached_rows
+        return adopt(cache, len(windows), layouts, kv_heads, windows)
 
     @capture_outputs
     def forward(
@@ -107,8 +109,6 @@ class TwofoldModel(TwofoldPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         x_BTM = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if self.sizes.scaled_embeddings:
-            x_BTM = x_BTM * self.sizes.width**0.5
         cache = _under_either_name(cache, kwargs)
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
@@ -119,29 +119,39 @@ class TwofoldModel(TwofoldPreTrainedModel):
         cached = 0 if cache is None else cache.get_seq_length()
         if position_ids is None:
             position_ids = positions.counted(x_BTM, attention_mask, cached)
-        if self.embed_positions is not None:
-            x_BTM = x_BTM + positions.looked_up(self.embed_positions, position_ids, cached)
+        x_BTM = self.placed(x_BTM, position_ids, cached)
         seen = decode_sights(self.config, self.sizes, x_BTM, attention_mask, cache, position_ids)
         blocks = self.config.num_hidden_layers  # an early exit lowers that number for a while
         if seen is not None and cache is not None:
             made_BTM = stepping.step(self, self.sizes, x_BTM, position_ids, seen, cache, blocks)
             if made_BTM is not None:
                 return BaseModelOutputWithPast(last_hidden_state=made_BTM, cache=cache)
-        by = self._rotation(position_ids, x_BTM.dtype)
+        by = self.rotations(position_ids, x_BTM.dtype)
         if seen is None:
             seen = sights(self.config, self.sizes, x_BTM, attention_mask, cache, position_ids, by)
         rows = None
-        for layer, reach in zip(self.layers[:blocks], self.sizes.reaches, strict=False):
-            mask, row_rotation = seen[reach]
+        for layer, turned, (mask, row_rotation) in zip(self.layers[:blocks], by, seen, strict=False):
             # The cache by name: checkpointing takes it away.
-            x_BTM, lent = layer(x_BTM, by, mask, cache=cache, row_rotation=row_rotation, borrowed=rows, **kwargs)
+            x_BTM, lent = layer(x_BTM, turned, mask, cache=cache, row_rotation=row_rotation, borrowed=rows, **kwargs)
             rows = lent or rows
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x_BTM), cache=cache)
 
-    def _rotation(self, positions_BT: Tensor, dtype: torch.dtype) -> Rotation | None:
-        if self.sizes.learned_positions:
-            return None
-        return rotation(positions_BT, self.sizes.rotated_dims, self.sizes.rotary_base, dtype)
+    def placed(self, x_BTM: Tensor, position_ids: Tensor, cached: int = 0) -> Tensor:
+        """Token embeddings with their scale, and with learned positions where the model has these."""
+        if self.sizes.scaled_embeddings:
+            x_BTM = x_BTM * self.sizes.width**0.5
+        if self.embed_positions is None:
+            return x_BTM
+        return x_BTM + positions.looked_up(self.embed_positions, position_ids, cached, self.sizes.position_offset)
+
+    def rotations(self, positions_BT: Tensor, dtype: torch.dtype) -> list[Rotation | None]:
+        """For each layer what turns its queries and keys; layers that turn alike have one object."""
+        made: dict[tuple[int, tuple[float, ...]], Rotation | None] = {(0, ()): None}
+        kinds = [(one.rotated_dims, one.rotary_exponents) for one in self.sizes.each]
+        for dims, exponents in kinds:
+            if (dims, exponents) not in made:
+                made[dims, exponents] = rotation(positions_BT, dims, self.sizes.rotary_base, dtype, exponents)
+        return [made[kind] for kind in kinds]
 
 
 class TwofoldForCausalLM(TwofoldPreTrainedModel, GenerationMixin):

@@ -157,6 +157,8 @@ def _misfits(config: TwofoldEncoderConfig) -> Iterator[str]:
         yield f"rotary turns dims in pairs: head_dim must be even, not {config.head_dim}"
     if variant.recurrence is not Recurrence.NONE:
         yield f"{variant}: a recurrence reads what came before, and an encoder sees all positions: drop it"
+    if variant.latent and variant.on_read:
+        yield f"{variant} makes keys and values from what a decoder caches, and an encoder caches nothing: use QKV"
     if variant.needs_rotary_part:
         yield f"{variant} rotates some dims of what a decoder caches, and an encoder caches nothing: use K=V or QKV"
     if variant.row_layers > 1 or variant.matrix_layers > 1:

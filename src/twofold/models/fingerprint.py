@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 
 from twofold.cache.saved import hash_tensor
+from twofold.models.activations import usual_activation
 from twofold.models.architecture import FIELDS
 from twofold.models.decoder import TwofoldPreTrainedModel
 
 _WITHOUT_EFFECT = {"positions", "tied", "dropout", "initial_deviation", "qkv_bias"}
 """Fields that shape no row, or only through the weights."""
+_UNTOLD = {"position_offset": 0, "latent_norm": True, "rotary_pairs": (), "layer_variants": (), "layer_latents": ()}
+"""Fields that are told only where they say something, so that files of before they existed still fit."""
 
 
 def fingerprint(model: TwofoldPreTrainedModel) -> dict[str, str]:
@@ -19,7 +22,10 @@ def fingerprint(model: TwofoldPreTrainedModel) -> dict[str, str]:
     it once per model.
     """
     sizes = model.config.architecture
-    shaping = {name: str(getattr(sizes, name)) for name in FIELDS if name not in _WITHOUT_EFFECT}
+    told = [name for name in FIELDS if name not in _WITHOUT_EFFECT]
+    untold = _UNTOLD | {"activation": usual_activation(sizes.block)}
+    told = [name for name in told if name not in untold or getattr(sizes, name) != untold[name]]
+    shaping = {name: str(getattr(sizes, name)) for name in told}
     state = {name.replace("_orig_mod.", ""): tensor for name, tensor in model.base_model.state_dict().items()}
     hashed = hashlib.sha256()
     for name in sorted(state):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from twofold.variants.choices import PositionTerm
+from twofold.variants.choices import PositionTerm, Recurrence
 
 if TYPE_CHECKING:
     from twofold.models.architecture import Architecture
@@ -39,6 +39,8 @@ def numbers(arch: Architecture) -> None:
             raise ValueError(f"{name} must be greater than 0, not {getattr(arch, name)}")
     if arch.qkv_bias and arch.biases:
         raise ValueError(f"block {arch.block} has biases everywhere: leave qkv_bias out")
+    if arch.position_offset < 0:
+        raise ValueError(f"position_offset must be at least 0, not {arch.position_offset}")
     if not 0 <= arch.dropout < 1:
         raise ValueError(f"dropout must be at least 0 and below 1, not {arch.dropout}")
     if not 0 <= arch.scale_exponent <= 2:
@@ -58,6 +60,11 @@ def rotary(arch: Architecture) -> None:
         if arch.variant.needs_rotary_part:
             raise ValueError(f"{arch.variant} rotates some dims and not others: it needs rotary partial, not none")
         return
+    if arch.position_offset:
+        raise ValueError(
+            f"position_offset {arch.position_offset} is for learned positions, and rotary is {chosen}: leave it out, "
+            "or use rotary none"
+        )
     if arch.is_recurrent:
         raise ValueError(
             f"{arch.variant} has no rotary, since a feature map does not keep rotated vectors apart: use rotary none"
@@ -75,10 +82,47 @@ def rotary(arch: Architecture) -> None:
             if chosen == "full"
             else f"rotary turns dims in pairs: rotary_dims must be even and at least 2, not {dims}; give rotary_dims"
         )
+    rotary_pairs(arch)
     if dims > all_dims and not arch.variant.rotary_apart:
         raise ValueError(f"rotary_dims {dims} are more than the {all_dims} dims of a head")
     if dims == all_dims and arch.variant.needs_rotary_part and not arch.variant.rotary_apart:
         raise ValueError(f"{arch.variant} over all {all_dims} dims saves nothing: give fewer rotary_dims")
+
+
+def rotary_pairs(arch: Architecture) -> None:
+    """Chosen pairs are pairs of a head, each once, and belong to a rotary key that stands apart."""
+    pairs, most = arch.rotary_pairs, arch.head_dim // 2
+    if not pairs:
+        return
+    if not arch.variant.rotary_apart:
+        raise ValueError(f"rotary_pairs are for a rotary key of its own, which {arch.variant} has not: leave them out")
+    if len(set(pairs)) < len(pairs) or min(pairs) < 0 or max(pairs) >= most:
+        raise ValueError(f"rotary_pairs must be different numbers from 0 to {most - 1}, not {list(pairs)}")
+    if arch.rotary_dims not in (0, 2 * len(pairs)):
+        raise ValueError(
+            f"{len(pairs)} rotary_pairs are {2 * len(pairs)} rotary_dims, and {arch.rotary_dims} are given: leave "
+            "rotary_dims out"
+        )
+
+
+def mixture(arch: Architecture) -> None:
+    """Where layers differ there is one entry for each, and none shares with its neighbours or recurs."""
+    for name in ("layer_variants", "layer_latents"):
+        given = getattr(arch, name)
+        if given and len(given) != arch.layers:
+            raise ValueError(f"{name} has {len(given)} entries for {arch.layers} layers: give one for each")
+    for chosen in arch.variants:
+        if chosen.row_layers > 1 or chosen.matrix_layers > 1 or chosen.recurrence is not Recurrence.NONE:
+            raise ValueError(f"{chosen} shares among layers or keeps a state, and layers of their own variants cannot")
+    for number, (chosen, latent) in enumerate(zip(arch.variants, arch.layer_latents, strict=False)):
+        if (latent > 0) != chosen.latent:
+            raise ValueError(
+                f"layer {number} is {chosen} with a latent of {latent} dims: give dims where the variant is MLA, and 0 "
+                "elsewhere"
+            )
+    if arch.latent_dims and not any(one.latent for one in arch.variants):
+        raise ValueError(f"latent_dims are for MLA, and no layer is: leave them out ({arch.described})")
+    _ = arch.each  # made, and so checked: each layer's sizes have to fit as well
 
 
 def variant(arch: Architecture) -> None:
@@ -99,6 +143,8 @@ def variant(arch: Architecture) -> None:
         raise ValueError(f"latent_dims are for MLA, and the variant is {chosen}: leave them out")
     if arch.latent_dims < 0:
         raise ValueError(f"latent_dims must be at least 1, not {arch.latent_dims}")
+    if not (arch.latent_norm or chosen.rotary_apart or chosen.latent):
+        raise ValueError(f"latent_norm is for MLA and decoupled, and the variant is {chosen}: leave it out")
     if chosen.rank is not None and chosen.rank > min(arch.width, arch.heads * arch.head_dim):
         raise ValueError(
             f"{chosen}: a matrix from {arch.width} to {arch.heads * arch.head_dim} dims has no rank of {chosen.rank}: "

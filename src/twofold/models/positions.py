@@ -21,9 +21,12 @@ def counted(x_BTM: Tensor, attention_mask: Tensor | None, cached: int = 0) -> Te
     return (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)[:, -new:]
 
 
-def looked_up(table: nn.Embedding, positions_BT: Tensor, cached: int = 0) -> Tensor:
-    """Learned positions [B, T, M]. Raises ValueError for a position that the table does not have."""
-    limit = table.num_embeddings
+def looked_up(table: nn.Embedding, positions_BT: Tensor, cached: int = 0, offset: int = 0) -> Tensor:
+    """Learned positions [B, T, M], that of the first position in the table's row `offset`.
+
+    Raises ValueError for a position that the table does not have.
+    """
+    limit = table.num_embeddings - offset
     # Reading the maximum waits for an accelerator, so there it is read only where lengths make it possible.
     possible = cached + positions_BT.shape[1] > limit or positions_BT.device.type == "cpu"
     if possible and int(positions_BT.max()) >= limit:
@@ -31,4 +34,4 @@ def looked_up(table: nn.Embedding, positions_BT: Tensor, cached: int = 0) -> Ten
             f"position {int(positions_BT.max())} is past the {limit} learned positions of this model: shorten the "
             "text, or train a model with rotary positions"
         )
-    return table(positions_BT)
+    return table(positions_BT + offset if offset else positions_BT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -42,9 +42,9 @@ def sights(
     attention_mask: Tensor | None,
     cache: Cache | None,
     positions_BT: Tensor,
-    by: Rotation | None,
-) -> dict[Reach, Sight]:
-    """Reach → what layers with it see; `by` turns the queries. `attention_mask` and positions as for the model.
+    by: Sequence[Rotation | None],
+) -> tuple[Sight, ...]:
+    """What each layer sees; `by` turns its queries. `attention_mask` and positions as for the model.
 
     `sizes` are the configuration's, which would take longer to make than a short context to read.
 
@@ -52,15 +52,16 @@ def sights(
     """
     reaches = set(sizes.reaches)
     if sizes.is_recurrent:
-        return {Reach(): Sight(_token_mask(attention_mask, cache, positions_BT, len(x_BTM)))}
+        return (Sight(_token_mask(attention_mask, cache, positions_BT, len(x_BTM))),) * sizes.layers
     _require_masks(config, reaches)
-    on_read = by is not None and turned_on_read(sizes.variant)
-    made = {}
-    for reach in reaches:
-        mask = _mask(config, x_BTM, attention_mask, cache, positions_BT, reach)
-        turned = _row_rotation(sizes, attention_mask, cache, positions_BT, by, reach.window) if on_read else None
-        made[reach] = Sight(mask, turned)
-    return made
+    masks = {reach: _mask(config, x_BTM, attention_mask, cache, positions_BT, reach) for reach in reaches}
+    turns: dict[tuple[Architecture, Reach], Rotation | None] = {}
+    for one, reach, turned in zip(sizes.each, sizes.reaches, by, strict=True):
+        if (one, reach) not in turns:
+            on_read = turned is not None and turned_on_read(one.variant)
+            of_rows = _row_rotation(one, attention_mask, cache, positions_BT, turned, reach.window) if on_read else None
+            turns[one, reach] = of_rows
+    return tuple(Sight(masks[reach], turns[one, reach]) for one, reach in zip(sizes.each, sizes.reaches, strict=True))
 
 
 def decode_sights(
@@ -70,30 +71,38 @@ def decode_sights(
     attention_mask: Tensor | None,
     cache: Cache | None,
     positions_BT: Tensor,
-) -> dict[Reach, Sight] | None:
+) -> tuple[Sight, ...] | None:
     """`sights` of a decode step that a kernel takes; None for any other. Arguments and errors as there.
 
     Asked for first, since most steps need neither a mask tensor nor a rotation of their own.
     """
     if sizes.is_recurrent:
         return None
-    on_read = sizes.rotated_dims > 0 and turned_on_read(sizes.variant)
-    if on_read and cache is not None and not torch.compiler.is_compiling():
+    kinds = {one: one.rotated_dims > 0 and turned_on_read(one.variant) for one in dict.fromkeys(sizes.each)}
+    if any(kinds.values()) and cache is not None and not torch.compiler.is_compiling():
         _require_counted(cache, attention_mask, positions_BT)
     reaches = sizes.reaches
     if config._attn_implementation != "sdpa" or sizes.sinks or any(reach.block for reach in reaches):
         return None
-    turns = frequencies(sizes.rotated_dims, sizes.rotary_base, x_BTM.device) if on_read else None
-    step = decode_mask(
-        x_BTM,
-        attention_mask,
-        cache,
-        sizes.row_layout,
-        positions_BT=positions_BT,
-        frequencies=turns,
-        windows=any(reach.window for reach in reaches),
+    if any(on_read and one.variant.latent for one, on_read in kinds.items()):
+        return None  # keys have yet to be made
+    steps: dict[Architecture, DecodeMask] = {}
+    for one, on_read in kinds.items():
+        step = decode_mask(
+            x_BTM,
+            attention_mask,
+            cache,
+            one.row_layout,
+            positions_BT=positions_BT,
+            frequencies=frequencies(one.rotated_dims, one.rotary_base, x_BTM.device) if on_read else None,
+            windows=any(reach.window for reach in reaches),
+        )
+        if step is None:
+            return None
+        steps[one] = step
+    return tuple(
+        Sight(steps[one]._replace(window=reach.window)) for one, reach in zip(sizes.each, reaches, strict=True)
     )
-    return None if step is None else {reach: Sight(step._replace(window=reach.window)) for reach in reaches}
 
 
 def _require_counted(cache: Cache, attention_mask: Tensor | None, positions_BT: Tensor) -> None:
@@ -202,7 +211,7 @@ def _row_rotation(
     count_BS = real_BS.cumsum(dim=1)
     before_BS = positions_BT[:, :1] + count_BS[:, :cached] - count_BS[:, cached : cached + 1]
     all_BS = torch.cat([before_BS, positions_BT.expand(len(before_BS), -1)], dim=1)
-    return rotation(all_BS, sizes.rotated_dims, sizes.rotary_base, by.cos.dtype)
+    return rotation(all_BS, sizes.rotated_dims, sizes.rotary_base, by.cos.dtype, sizes.rotary_exponents)
 
 
 def memory_sight(config: TwofoldConfig, x_BTM: Tensor, memory_mask: Tensor | None) -> Tensor | MemorySpan | None:

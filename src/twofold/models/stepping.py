@@ -7,7 +7,7 @@ step relies on is compared before each one, so that a model may be changed betwe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -22,11 +22,19 @@ from twofold.attention.rotary import frequencies
 from twofold.attention.stepping import form_of, roles_of
 from twofold.cache.layer import RowLayer
 from twofold.kernels import direct, matvec
-from twofold.kernels.decoder_step import DTYPES, MOST_TOKENS, Form, decoder_step, packed_linear, packed_norm
+from twofold.kernels.decoder_step import (
+    DTYPES,
+    MOST_TOKENS,
+    Activation,
+    Form,
+    decoder_step,
+    packed_linear,
+    packed_norm,
+)
 from twofold.kernels.linear import DecodeLinear, Int8Linear
 from twofold.kernels.norm import DecodeRMSNorm
-from twofold.models.architecture import Architecture, Reach
-from twofold.models.blocks import DecoderBlock, GeluMLP, SwigluMLP
+from twofold.models.architecture import Architecture
+from twofold.models.blocks import DecoderBlock, PlainMLP, SwigluMLP
 from twofold.models.sights import Sight
 from twofold.models.unchanged import Unchanged, is_plain
 from twofold.variants.choices import ROLES
@@ -36,7 +44,7 @@ _KINDS = (
     DecoderBlock,
     Attention,
     Projections,
-    GeluMLP,
+    PlainMLP,
     SwigluMLP,
     DecodeLinear,
     Int8Linear,
@@ -46,6 +54,7 @@ _KINDS = (
     nn.Identity,
     nn.ModuleList,
 )
+_ACTIVATIONS = {"gelu": Activation.GELU, "gelu_tanh": Activation.GELU_TANH, "relu": Activation.RELU}
 _FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {kind: kind.forward for kind in _KINDS}
 Kind = TypeVar("Kind", bound=nn.Module)
 
@@ -66,14 +75,16 @@ class Steps:
         self.cached: list[int] = []  # the layer of the cache that each block reads
         self.borrows: list[bool] = []
         self._forms: set[Form] = set()
+        self._activations: set[Activation] = set()
         layers = _known(self.found.child(model, "layers"), nn.ModuleList)
         self.blocks = [self._block(_known(self.found.child(layers, name), DecoderBlock)) for name in layers._modules]
         self.last_norm = self._norm(self.found.child(model, "norm"))
-        if len(self._forms) != 1 or len(self.blocks) != sizes.layers:
+        if len(self._forms) != 1 or len(self._activations) != 1 or len(self.blocks) != sizes.layers:
             raise _UnfitError
-        (self.form,) = self._forms
+        (self.form,), (self.activation,) = self._forms, self._activations
         turns = sizes.rotated_dims
-        self.frequencies = frequencies(turns, sizes.rotary_base) if turns else None
+        exponents = sizes.rotary_exponents
+        self.frequencies = frequencies(turns, sizes.rotary_base, exponents=exponents) if turns else None
 
     def _block(self, block: DecoderBlock) -> bytes:
         look = self.found.child
@@ -104,8 +115,13 @@ class Steps:
         return [*parts, self._linear(seam, "o_proj", 0, self.width, queries)]
 
     def _mlp(self, block: DecoderBlock) -> list[bytes]:
-        mlp = _known(self.found.child(block, "mlp"), GeluMLP, SwigluMLP)
+        mlp = _known(self.found.child(block, "mlp"), PlainMLP, SwigluMLP)
         up = self.sizes.mlp
+        if isinstance(mlp, PlainMLP):
+            self.found.values(mlp, "activation")
+            self._activations.add(_ACTIVATIONS[mlp.activation])
+        else:
+            self._activations.add(Activation.SILU_GATED)
         gate = self._linear(mlp, "gate_proj", 0, up) if isinstance(mlp, SwigluMLP) else packed_linear(None)
         return [gate, self._linear(mlp, "up_proj", 0, up), self._linear(mlp, "down_proj", 0, self.width, up)]
 
@@ -161,7 +177,7 @@ def step(
     sizes: Architecture,
     x_BTM: Tensor,
     positions_BT: Tensor,
-    seen: Mapping[Reach, Sight],
+    seen: Sequence[Sight],
     cache: Cache,
     blocks: int,
 ) -> Tensor | None:
@@ -188,7 +204,7 @@ def step(
     owned = [cache.layers[n] for n, borrows in zip(steps.cached[:blocks], steps.borrows, strict=False) if not borrows]
     if not all(type(layer) is RowLayer and layer.has_room(batch, tokens, x_BTM.dtype) for layer in owned):
         return None
-    mask = seen[sizes.reaches[0]].mask  # which differ in their windows only
+    mask = seen[0].mask  # which differ in their windows only
     assert isinstance(mask, DecodeMask)
     if mask.starts_B is not None and mask.starts_B.shape != (batch,):
         return None
@@ -198,6 +214,7 @@ def step(
         positions_BT.long(),
         steps.frequencies,
         steps.form,
+        steps.activation,
         b"".join(steps.blocks[:blocks]),
         steps.last_norm,
         [rows[id(cache.layers[n])] for n in steps.cached[:blocks]],

@@ -13,7 +13,7 @@ Changes = Mapping[str, tuple[Any, Any]]
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9=+.-]+")
 _FIRST = ("heads", "kv_heads", "head_dim", "mlp")
-_FOLLOW = ("variant", "head_dim", "rotary", "initial_deviation")
+_FOLLOW = ("variant", "head_dim", "rotary", "initial_deviation", "activation")
 """Fields that others may decide; of these only the head dim is always told when it differs."""
 
 

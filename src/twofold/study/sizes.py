@@ -57,6 +57,7 @@ class Sizes(SpecPart):
     sinks: bool | None = None
     scaled_embeddings: bool | None = None
     qkv_bias: bool | None = None
+    activation: str | None = None
 
     @property
     def given(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from twofold.training import checkpoints, processes, requirements, sharding
 from twofold.training.gradients import GradientWatch
 from twofold.training.metrics import METRICS_FILE, MetricsCallback, Step, read_metrics
 from twofold.training.settings import TrainingSettings
-from twofold.training.trainer import RunTrainer, SaveOften
+from twofold.training.trainer import Loss, RunTrainer, SaveOften
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +55,7 @@ def train(
     say: Callable[[str], None] = log.warning,
     callbacks: Sequence[TrainerCallback] = (),
     ended: Callable[[int], bool] = lambda done: False,
+    loss: Loss | None = None,
 ) -> list[Step]:
     """Train `model` in place for so many `steps`; the metrics of every step, also in `folder`/metrics.jsonl.
 
@@ -64,7 +65,8 @@ def train(
     `examples` are what the model takes as keyword arguments, each of `length` tokens: `Windows` of text, or a set
     whose `__getitems__` gives whole batches. Their order follows from `seed` alone, or is the stream's. `callbacks` are
     the Trainer's; where one of them ends training early, `ended` says so of a checkpoint's step. Seeds the global
-    random generators, as transformers' Trainer does.
+    random generators, as transformers' Trainer does. `loss` is what to minimise in the place of the model's own, see
+    `trainer.RunTrainer`. Parameters that require no gradient are left as they are.
 
     Processes that a launcher started share the run: each calls this with equal arguments and ends with the whole model,
     and the first alone writes and tells. Raises `DivergedError` when the loss is no longer a number, and ValueError
@@ -99,6 +101,7 @@ def train(
         trainer = RunTrainer(
             run_folder=folder,
             sharded=settings.fsdp,
+            loss=loss,
             model=trained,
             args=arguments,
             train_dataset=examples,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,40 +23,56 @@ from twofold.data.stream_windows import StreamWindows
 from twofold.training import checkpoints, processes, sharding
 
 SECONDS_BETWEEN_CHECKPOINTS = 30.0
+LARGEST_SHARE = 0.05
+Loss = Callable[[nn.Module, dict[str, Tensor]], Tensor]
+"""From the model and what it would be given to the mean loss of a batch, a scalar with a gradient."""
 
 
 class SaveOften(TrainerCallback):
     """A checkpoint at least every `SECONDS_BETWEEN_CHECKPOINTS`, so that an interruption never costs much more.
 
+    Of a model so large that checkpoints would take more than `LARGEST_SHARE` of the time, as often as keeps to that.
     Clocks of several processes differ, and all must save together: they keep to the steps that the settings name.
     """
 
     def __init__(self) -> None:
         self._due = time.monotonic() + SECONDS_BETWEEN_CHECKPOINTS
+        self._ended = time.monotonic()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Ask for a checkpoint when it is time."""
+        self._ended = time.monotonic()
         if processes.count() == 1 and time.monotonic() >= self._due:
             control.should_save = True
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Count from here."""
-        self._due = time.monotonic() + SECONDS_BETWEEN_CHECKPOINTS
+        """Count from here; the checkpoint took the time since the step ended."""
+        now = time.monotonic()
+        self._due = now + max(SECONDS_BETWEEN_CHECKPOINTS, (now - self._ended) / LARGEST_SHARE)
 
 
 class RunTrainer(Trainer):
-    """One run. `sharded`: the model is one that `sharding.shard` has spread over the processes."""
+    """One run. `sharded`: the model is one that `sharding.shard` has spread over the processes. `loss` is minimised in
+    the place of the model's own; it must be a mean over as many tokens in every batch.
+    """
 
-    def __init__(self, run_folder: Path, sharded: bool, **arguments: Any) -> None:
+    def __init__(self, run_folder: Path, sharded: bool, loss: Loss | None = None, **arguments: Any) -> None:
         self.run_folder = run_folder
         self.sharded = sharded
+        self.loss = loss
         super().__init__(**arguments)
+        if loss is not None:
+            self.model_accepts_loss_kwargs = False  # so the Trainer divides a batch's mean by the batches of a step
 
     def create_accelerator_and_postprocess(self) -> None:
         """As transformers', but nothing is wrapped around a model that is spread over the processes already."""
         super().create_accelerator_and_postprocess()
         if self.sharded:
             self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **named: Any) -> Any:
+        """As transformers', or `loss`, where the run was given one."""
+        return super().compute_loss(model, inputs, *args, **named) if self.loss is None else self.loss(model, inputs)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """See `decayed_parameters`."""

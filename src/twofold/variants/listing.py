@@ -82,7 +82,8 @@ def beyond_sharing(variant: Variant) -> str:
 def _beyond(variant: Variant) -> list[str]:
     return [
         _unprojected(variant),
-        "latent, rotary key beside" if variant.latent else "",
+        "latent" if variant.latent else "",
+        "rotary key beside" if variant.latent and variant.rotary_apart else "",
         _TREATED[variant.treatment],
         "scales for each role" if variant.diagonal else "",
         f"factors of rank {variant.rank}" if variant.rank else "",

@@ -58,7 +58,12 @@ def _heads(variant: Variant) -> Iterator[str]:
 
 def _rotary(variant: Variant) -> Iterator[str]:
     treatment, shared = variant.treatment, variant.sharing.value_is_key
-    if treatment is not Treatment.DEROTATED and not shared:
+    if variant.latent and treatment not in (Treatment.DEROTATED, Treatment.ON_READ):
+        yield (
+            f"{treatment.value} is a treatment of shared values, and MLA has a rotary key beside its latent. Leave the "
+            "word out, or use MLA on_read, whose keys are made from the latent and turned when they are read"
+        )
+    elif treatment is not Treatment.DEROTATED and not (shared or variant.latent):
         yield (
             f"{treatment.value} is a treatment of shared values, and {variant.sharing.value} gives the value a "
             "projection of its own, which rotary does not touch. Leave the word out, or use K=V"
@@ -100,7 +105,6 @@ def _others(variant: Variant) -> list[str]:
     """What an MLA variant is given besides, in words."""
     given = {
         variant.sharing.value: variant.sharing is not Sharing.QKV,
-        variant.heads_notation: variant.kv_heads is not None,
         "diagonal": variant.diagonal,
         "no-W…": bool(variant.unprojected),
         f"rank-{variant.rank}": variant.rank is not None,

@@ -19,7 +19,8 @@ class LayerSizes:
     """What the shapes of a layer's tensors depend on beside the variant. Counts of dims; `rotary_dims` 0 for none.
 
     `borrows` says that the layer reads another layer's rows and makes none. `biases` are those of every map,
-    `qkv_bias` those of the maps that make queries, keys and values alone.
+    `qkv_bias` those of the maps that make queries, keys and values alone. `latent_norm`: whether a latent, or the
+    content beside a rotary key, is normalised.
     """
 
     width: int
@@ -32,6 +33,7 @@ class LayerSizes:
     sinks: bool = False
     borrows: bool = False
     qkv_bias: bool = False
+    latent_norm: bool = True
 
     @property
     def input_biases(self) -> bool:
@@ -54,7 +56,7 @@ class Matrix(NamedTuple):
 
 def matrices(variant: Variant, sizes: LayerSizes) -> dict[str, Matrix]:
     """Every matrix of the layer, under its module's name."""
-    made = _latent(sizes) if variant.latent else _projections(variant, sizes)
+    made = _latent(variant, sizes) if variant.latent else _projections(variant, sizes)
     heads_width = sizes.heads * sizes.head_dim
     return {**made, "o_proj": Matrix(sizes.width, heads_width, sizes.biases)}
 
@@ -71,7 +73,7 @@ def vectors(variant: Variant, sizes: LayerSizes) -> dict[str, int]:
         made |= {"query_scale": sizes.heads * sizes.head_dim} if variant.sharing.query_is_key else {}
         made |= {"key_scale": kv_width - variant.kv_heads_for(sizes.heads) * sizes.rotary_dims // 2}
         made |= {"value_scale": kv_width} if variant.sharing.value_is_key else {}
-    if not sizes.borrows:
+    if sizes.latent_norm and not sizes.borrows:
         made |= {"content_norm.weight": kv_width} if variant.decoupled else {}
         made |= {"latent_norm.weight": sizes.latent_dims} if variant.latent else {}
     return made | ({"sinks": sizes.heads} if sizes.sinks else {})
@@ -126,12 +128,14 @@ def _map(name: str, outputs: int, sizes: LayerSizes, variant: Variant, role: str
     return {name: Matrix(outputs, sizes.width, sizes.input_biases)}
 
 
-def _latent(sizes: LayerSizes) -> dict[str, Matrix]:
-    heads_width = sizes.heads * sizes.head_dim
+def _latent(variant: Variant, sizes: LayerSizes) -> dict[str, Matrix]:
+    made_width = variant.score_heads_for(sizes.heads) * sizes.head_dim
+    apart = sizes.rotary_dims if variant.rotary_apart else 0
+    rotary_key = {"k_rope_proj": Matrix(apart, sizes.width, sizes.input_biases)} if apart else {}
     return {
-        "q_proj": Matrix(sizes.heads * (sizes.head_dim + sizes.rotary_dims), sizes.width, sizes.input_biases),
+        "q_proj": Matrix(sizes.heads * (sizes.head_dim + apart), sizes.width, sizes.input_biases),
         "latent_proj": Matrix(sizes.latent_dims, sizes.width, sizes.input_biases),
-        "k_rope_proj": Matrix(sizes.rotary_dims, sizes.width, sizes.input_biases),
-        "k_up_proj": Matrix(heads_width, sizes.latent_dims, False),
-        "v_up_proj": Matrix(heads_width, sizes.latent_dims, False),
+        **rotary_key,
+        "k_up_proj": Matrix(made_width, sizes.latent_dims, False),
+        "v_up_proj": Matrix(made_width, sizes.latent_dims, False),
     }

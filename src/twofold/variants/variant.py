@@ -15,9 +15,10 @@ class Variant:
     """One attention variant of arXiv 2606.04032 (section 3) or of its neighbours, independent of a model's sizes.
 
     - `sharing` and `kv_heads`: None as many as query heads (MHA), 1 for MQA, g for GQA-g.
-    - `treatment` of rotary where key and value are shared; elsewhere it has no effect.
+    - `treatment` of rotary where key and value are shared, and ON_READ of a latent's keys, which then need no rotary
+      key of their own; elsewhere it has no effect.
     - `position_term`: on the scores of non-causal models; the paper's `+` and its controls.
-    - `latent`: MLA, keys and values made from one cached latent (arXiv 2405.04434).
+    - `latent`: MLA, keys and values made from one cached latent (arXiv 2405.04434); `kv_heads` are then those made.
     - `recurrence`: linear attention, whose cache is a state.
     - `diagonal`: each role scales the shared vector's dims by factors of its own (arXiv 2412.00359).
     - `unprojected`: roles whose matrix is left out, so that they are the layer's input.
@@ -80,12 +81,19 @@ class Variant:
     @property
     def needs_rotary_part(self) -> bool:
         """Whether some dims have to be rotated, and others not."""
-        return self.latent or (self.sharing.value_is_key and self.treatment in (Treatment.KEPT, Treatment.DECOUPLED))
+        if self.latent:
+            return self.rotary_apart
+        return self.sharing.value_is_key and self.treatment in (Treatment.KEPT, Treatment.DECOUPLED)
 
     @property
     def rotary_apart(self) -> bool:
         """Whether the rotated dims are no dims of the content: a rotary key stands beside it."""
-        return self.latent or self.decoupled
+        return self.decoupled or (self.latent and not self.on_read)
+
+    @property
+    def on_read(self) -> bool:
+        """Whether keys lie in the rows unturned, or have yet to be made, and are turned when they are read."""
+        return self.treatment is Treatment.ON_READ
 
     @property
     def decoupled(self) -> bool:
@@ -97,8 +105,14 @@ class Variant:
 
         Raises ValueError where g does not divide H.
         """
-        if self.latent:
-            return 1
+        made = self.score_heads_for(heads)
+        return 1 if self.latent else made
+
+    def score_heads_for(self, heads: int) -> int:
+        """Heads of the keys and values that scores are taken on: of a latent, those that are made from it.
+
+        Raises ValueError where g does not divide H.
+        """
         if self.kv_heads is None:
             return heads
         if heads % self.kv_heads:
@@ -143,7 +157,8 @@ class Variant:
         """
         rotary_dims = self.usual_rotary_dims(head_dim) if rotary_dims is None else rotary_dims
         if self.latent:
-            return RowLayout.latent(latent_dims or self.usual_latent_dims(head_dim), rotary_dims)
+            latent_dims = latent_dims or self.usual_latent_dims(head_dim)
+            return RowLayout.latent(latent_dims, rotary_dims) if self.rotary_apart else RowLayout.shared(latent_dims)
         if not self.sharing.value_is_key:
             return RowLayout.separate(head_dim)
         if self.decoupled:

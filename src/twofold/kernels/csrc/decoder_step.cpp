@@ -75,7 +75,7 @@ struct Walk {
     for (int64_t n = 0; n < tokens; n++) use.step_norm(by, &from[n * a.width], a.width, to + n * a.width);
   }
 
-  Product product(const StepLinear& of, const std::vector<float>& from, std::vector<float>& to, Then then) const {
+  Product product(const StepLinear& of, const std::vector<float>& from, std::vector<float>& to, int64_t then) const {
     return {{of.weight, of.type, of.stride, of.width, from.data(), of.width, tokens},
             of.rows,
             of.scales,
@@ -214,7 +214,7 @@ struct Walk {
   void mlp(const StepBlock& block) {
     norm(block.mlp_norm, x, normed.data());
     const bool gated = block.gate.rows > 0;
-    const Product in[] = {product(block.up, normed, hidden, gated ? kNothing : kGelu),
+    const Product in[] = {product(block.up, normed, hidden, a.activation),
                           product(block.gate, normed, gates, kNothing)};
     multiply(in, gated ? 2 : 1, a.threads);
     if (gated) use.gate(gates.data(), hidden.data(), tokens * block.up.rows);

@@ -25,7 +25,7 @@ struct StepNorm {
   double epsilon;
 };
 
-// GELU between `up` and `down`, and with a `gate` SiLU(gate) · up.
+// The step's activation between `up` and `down`, and with a `gate` SiLU(gate) · up.
 struct StepBlock {
   StepNorm attention_norm, mlp_norm;
   StepLinear query, key, value, out, gate, up, down;
@@ -65,4 +65,5 @@ struct DecoderStep {
   int64_t blocks;  // how many
   StepNorm norm;
   int64_t threads;
+  int64_t activation;  // Then: of what `up` makes, kNothing with a gate
 };

@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kChunkRows = 64;          // at most: its sums stand on the stack
 constexpr int64_t kBytesPerThread = 65536;  // below that, waking a thread costs more than it helps
 
-constexpr double kSqrtHalf = 0.70710678118654752;
+constexpr double kSqrtHalf = 0.70710678118654752, kSqrtTwoOverPi = 0.79788456080286536;
 
 struct Products {
   const Kernels* use;
@@ -24,13 +24,22 @@ float read(const void* numbers, int64_t type, int64_t i) {
   return type == kBFloat16 ? widened(static_cast<const bf16*>(numbers)[i]) : static_cast<const float*>(numbers)[i];
 }
 
+// Hendrycks and Gimpel, arXiv 1606.08415, section 2: x·Φ(x), and with a tanh in Φ's place. ReLU lets NaN through.
+float activated(float x, int64_t by) {
+  if (by == kGelu) return 0.5f * x * (1.0f + erff(x * static_cast<float>(kSqrtHalf)));
+  if (by == kGeluTanh) {
+    return 0.5f * x * (1.0f + tanhf(static_cast<float>(kSqrtTwoOverPi) * (x + 0.044715f * x * x * x)));
+  }
+  return by == kRelu && x < 0.0f ? 0.0f : x;
+}
+
 void finish(const Product& p, int64_t first, int64_t count, const float* sums) {
   for (int64_t t = 0; t < p.task.tokens; t++) {
     for (int64_t n = 0; n < count; n++) {
       float value = sums[t * count + n];
       if (p.scales) value *= p.scales[first + n];
       if (p.bias) value += read(p.bias, p.bias_type, first + n);
-      if (p.then == kGelu) value = 0.5f * value * (1.0f + erff(value * static_cast<float>(kSqrtHalf)));
+      value = activated(value, p.then);
       const int64_t to = t * p.rows + first + n;
       if (p.y_type == kBFloat16) {
         narrow(value, static_cast<bf16*>(p.y) + to);

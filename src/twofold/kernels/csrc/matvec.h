@@ -29,7 +29,8 @@ struct MatvecTask {
   int64_t x_stride, tokens;
 };
 
-enum Then : int64_t { kNothing = 0, kGelu = 1, kAdd = 2 };  // what happens to a product: GELU, or added to what is in y
+// What happens to a product: it is added to what is in y, or goes through a function (gelu_tanh: GELU by a tanh).
+enum Then : int64_t { kNothing = 0, kAdd = 1, kGelu = 2, kGeluTanh = 3, kRelu = 4 };
 
 // One product of several that share a wake-up of the threads.
 struct Product {

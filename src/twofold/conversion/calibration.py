@@ -1,0 +1,88 @@
+"""What a text gives the attention layers of a decoder, one layer after another, so that memory holds one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from twofold.conversion.layer_maps import LayerMaps, layer_maps
+from twofold.evaluation.heldout import evaluation_mode
+from twofold.models.decoder import TwofoldForCausalLM
+from twofold.models.sights import sights
+
+BATCH = 2
+"""Windows that go through a block at once."""
+
+
+class Given(NamedTuple):
+    """One layer on N windows: what its attention is given, `x_BTM` [N, T, M], and its output there."""
+
+    layer: int
+    x_BTM: Tensor  # noqa: N815
+    output_BTM: Tensor  # noqa: N815
+
+
+@torch.no_grad()
+def layer_by_layer(model: TwofoldForCausalLM, ids_BT: Tensor) -> Iterator[Given]:
+    """What each layer's attention is given and makes of token ids [N, T], from position 0 of every window."""
+    inner, sizes = model.model, model.config.architecture
+    at_1T = torch.arange(ids_BT.shape[1])[None]
+    with evaluation_mode(model):
+        x_BTM = inner.placed(inner.embed_tokens(ids_BT), at_1T)
+        by = inner.rotations(at_1T, x_BTM.dtype)
+        for number, block in enumerate(inner.layers):
+            given, made, after = [], [], []
+            for part_BTM in x_BTM.split(BATCH):
+                mask, row_rotation = sights(model.config, sizes, part_BTM, None, None, at_1T, by)[number]
+                with watched(block.attention) as seen:
+                    after.append(block(part_BTM, by[number], mask, cache=None, row_rotation=row_rotation)[0])
+                given.append(seen.x_BTM)
+                made.append(seen.output_BTM)
+            x_BTM = torch.cat(after)
+            yield Given(number, torch.cat(given), torch.cat(made))
+
+
+@torch.no_grad()
+def reads_of(model: TwofoldForCausalLM, layer: int, x_BTM: Tensor) -> Tensor:
+    """[N, T, H·D]: what the heads of layer `layer` read, for inputs [N, T, M] of its attention."""
+    sizes, attention = model.config.architecture, model.model.layers[layer].attention
+    at_1T = torch.arange(x_BTM.shape[1])[None]
+    by = model.model.rotations(at_1T, x_BTM.dtype)
+    found = []
+    for part_BTM in x_BTM.split(BATCH):
+        mask, row_rotation = sights(model.config, sizes, part_BTM, None, None, at_1T, by)[layer]
+        with watched(attention.projections.o_proj) as seen:
+            attention(part_BTM, by[layer], mask, None, row_rotation)
+        found.append(seen.x_BTM)
+    return torch.cat(found)
+
+
+def maps_of(model: TwofoldForCausalLM, layer: int) -> LayerMaps:
+    """The matrices of a layer that has one for each role."""
+    seam: Any = model.model.layers[layer].attention.projections
+    weights = (getattr(seam, name).weight.detach() for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
+    return layer_maps(*weights, heads=seam.sizes.heads, kv_heads=seam.kv_heads)
+
+
+class watched:  # noqa: N801  (used as a function: with watched(module) as seen)
+    """While the block lasts, `x_BTM` is what the module was last given, and `output_BTM` what it made of it."""
+
+    x_BTM: Tensor  # noqa: N815
+    output_BTM: Tensor  # noqa: N815
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __enter__(self) -> watched:
+        def keep(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+            self.x_BTM, self.output_BTM = arguments[0], output[0] if isinstance(output, tuple) else output
+
+        self._hook = self._module.register_forward_hook(keep)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._hook.remove()
+

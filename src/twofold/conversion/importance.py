@@ -1,0 +1,85 @@
+"""How much an error of keys and values matters: to the scores that queries take, and to what the output adds up.
+
+The plain norm lets the longer of keys and values decide, and counts dims that no query asks for like those that all do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from twofold.attention.rotary import rotate, rotation
+from twofold.conversion.layer_maps import LayerMaps, root_of
+from twofold.explain.sharing import Inputs, Rows
+
+DISTANCES = (0, 1, 2, 3, 5, 8, 13, 21, 34)
+FLOOR = 1e-4
+
+
+class Importance(NamedTuple):
+    """An error δ of head g's key counts δᵀ `key_GDD`[g] δ, one of its value δᵀ `value_GDD`[g] δ; both symmetric."""
+
+    key_GDD: Tensor  # noqa: N815
+    value_GDD: Tensor  # noqa: N815
+
+
+class Roots(NamedTuple):
+    """[R, R] each, of keys and of values: S with S Sᵀ the importance, heads as blocks, and S⁻¹."""
+
+    key_RR: Tensor  # noqa: N815
+    value_RR: Tensor  # noqa: N815
+    key_back_RR: Tensor  # noqa: N815
+    value_back_RR: Tensor  # noqa: N815
+
+    def weighed(self, maps: LayerMaps) -> Rows:
+        """Keys and values whose plain squared error is what it counts."""
+        return Rows(self.key_RR @ maps.key_RM, self.value_RR @ maps.value_RM)
+
+
+def importance(maps: LayerMaps, inputs: Inputs, rotary_base: float, distances: Sequence[int] = DISTANCES) -> Importance:
+    """What errors of this layer's keys and values cost, with as much in all for keys as for values.
+
+    - An error δ of a key changes the score of query q at distance n by q·R₋ₙ δ, where rotary R turns all D dims. Its
+      square, summed over the query heads that read the head and meant over queries and `distances`, is δᵀ P δ with
+      P = Σ_h E (R_n q)(R_n q)ᵀ. The distances are near ones, where most heads look.
+    - An error δ of a value changes the output by W_O,h δ times what it is weighed with: P = Σ_h W_O,hᵀ W_O,h.
+    - A score and an output have no common unit, so that each role is scaled to E kᵀ P k = 1 over all its heads.
+    """
+    root_MN, by_head = root_of(inputs), (maps.kv_heads, -1, maps.head_dim)
+    query_1NHD = (maps.query_RM @ root_MN).T.unflatten(1, (maps.heads, -1))[None]
+    key_GDD = query_1NHD.new_zeros(maps.kv_heads, maps.head_dim, maps.head_dim)
+    for distance in distances:
+        angle = rotation(torch.tensor([[distance]]), maps.head_dim, rotary_base, torch.float64)
+        asked_GND = rotate(query_1NHD, angle)[0].transpose(0, 1).reshape(by_head)
+        key_GDD += asked_GND.mT @ asked_GND
+    written_GMD = maps.output_MR.T.reshape(maps.heads, maps.head_dim, -1).mT.reshape(by_head)
+    return Importance(
+        _scaled(key_GDD, maps.key_RM @ root_MN), _scaled(written_GMD.mT @ written_GMD, maps.value_RM @ root_MN)
+    )
+
+
+def roots(known: Importance) -> Roots:
+    """Symmetric roots, where nothing counts less than 1e-4 of the most that a direction of that role does.
+
+    Queries are known from some tokens alone: what none of them asks for must not be lost at will.
+    """
+    (key_RR, key_back), (value_RR, value_back) = (_root(one) for one in known)
+    return Roots(key_RR, value_RR, key_back, value_back)
+
+
+def _scaled(weight_GDD: Tensor, made_RN: Tensor) -> Tensor:
+    made_GDN = made_RN.unflatten(0, (len(weight_GDD), -1))
+    whole = (made_GDN * (weight_GDD @ made_GDN)).sum()
+    return weight_GDD / whole if whole > 0 else weight_GDD
+
+
+def _root(weight_GDD: Tensor) -> tuple[Tensor, Tensor]:
+    values_GD, vectors_GDD = torch.linalg.eigh(weight_GDD)
+    most = values_GD.max()
+    kept_GD = values_GD.clamp_min(FLOOR * most).sqrt() if most > 0 else torch.ones_like(values_GD)
+    pair = ((vectors_GDD * scale_GD[:, None]) @ vectors_GDD.mT for scale_GD in (kept_GD, 1 / kept_GD))
+    root_RR, back_RR = (torch.block_diag(*one) for one in pair)
+    return root_RR, back_RR

@@ -1,0 +1,223 @@
+"""Make a decoder whose layers keep keys and values of their own into one that shares them, fitted to a text.
+
+One pass over the text makes each chosen layer anew from its inputs, and fits its output's matrix to what the layer gave
+before. Where layers, sizes or rotary pairs are to be chosen by what they lose, a pass before it measures that. No
+gradient is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twofold.conversion.calibration import Given, layer_by_layer, maps_of, reads_of
+from twofold.conversion.choosing import chosen, needs_measures
+from twofold.conversion.layer_maps import LayerMaps, Shared
+from twofold.conversion.refit import OutputRefit
+from twofold.conversion.rotary_importance import Text
+from twofold.conversion.sharing_plan import Form, Measured, Sharing, form_of, require_source, text_of
+from twofold.explain.sharing import Inputs, inputs_of
+from twofold.models.architecture import Architecture
+from twofold.models.configuration import TwofoldConfig
+from twofold.models.decoder import TwofoldForCausalLM
+from twofold.models.fusing import separate
+
+FITTED = 0.75
+"""The share of a text's windows that outputs are fitted on; errors are measured on the others."""
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """What became of one layer.
+
+    `lost` is E‖[k; v] − [k'; v']‖² / E‖[k; v]‖² on the text, before rotary, and of keys and of values alone.
+    `output_lost` is E‖o − o'‖² / E‖o‖² of the attention's output for its former inputs, on windows that nothing was
+    fitted on, and `output_lost_unfitted` the same before the output's matrix was fitted again.
+    """
+
+    layer: int
+    variant: str
+    cache_numbers: int
+    lost: float
+    lost_key: float
+    lost_value: float
+    output_lost_unfitted: float
+    output_lost: float
+
+
+@dataclass(frozen=True)
+class SharingRecord:
+    """A conversion as its record has it. Numbers are those that the cache keeps per token, over all layers."""
+
+    to: str
+    method: str
+    variant: str
+    tokens: int
+    refit: bool
+    rotary_pairs: tuple[int, ...]
+    cache_numbers_before: int
+    cache_numbers: int
+    cache_share: float
+    layers: tuple[LayerRecord, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return asdict(self)
+
+
+def share(
+    model: TwofoldForCausalLM, asked: Sharing, ids_BT: Tensor, progress: Progress | None = None
+) -> tuple[TwofoldForCausalLM, SharingRecord]:
+    """A new model that shares as `asked`, fitted to token ids [N, T], N windows of text; `model` stays as it is.
+
+    Layers that are not chosen are what they were. Raises ValueError for models and forms that do not go together, and
+    for a text too short to fit on.
+    """
+    form = form_of(asked, model.config.architecture)
+    require_source(model.config.architecture, form)
+    _require_text(ids_BT, model.config.architecture)
+    source = separate(model) if model.config.fused_projections else model
+    source = source.float() if source.dtype in (torch.bfloat16, torch.float16) else source
+    measured = list(_measured(source, form, asked, ids_BT, progress)) if needs_measures(form, asked) else []
+    picked = chosen(measured, form, asked, source.config.architecture)
+    made = _unfitted(source, form, picked.latents, picked.pairs)
+    records = []
+    for given in _told("fitting", progress, layer_by_layer(source, ids_BT), source.config.num_hidden_layers):
+        latent = picked.latents[given.layer]
+        if latent is None:
+            continue
+        shared = form.make(*_layer(given, source), latent, picked.pairs)
+        _put(made, given.layer, shared)
+        losses = _fit(made, given, refit=asked.refit)
+        records.append(_record(made, given.layer, shared, losses))
+    return made.to(model.dtype).eval(), _summary(asked, form, source, made, ids_BT, picked.pairs, records)
+
+
+def _measured(
+    model: TwofoldForCausalLM, form: Form, asked: Sharing, ids_BT: Tensor, progress: Progress | None
+) -> Iterator[Measured]:
+    layers = model.config.num_hidden_layers
+    for given in _told("measuring", progress, layer_by_layer(model, ids_BT), layers):
+        yield form.measured(*_layer(given, model), asked)
+
+
+def _layer(given: Given, model: TwofoldForCausalLM) -> tuple[LayerMaps, Inputs, Text]:
+    inputs = inputs_of(given.x_BTM.flatten(0, 1))
+    return maps_of(model, given.layer), inputs, text_of(given.x_BTM, model.config.architecture.rotary_base)
+
+
+def _unfitted(
+    model: TwofoldForCausalLM, form: Form, latents: Sequence[int | None], pairs: tuple[int, ...]
+) -> TwofoldForCausalLM:
+    """A model of the new configuration with the weights of the old one, but for those that are yet to be made."""
+    sizes = _sizes(model.config.architecture, form, latents, pairs)
+    special = {name: getattr(model.config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    config = TwofoldConfig.from_architecture(sizes, **special)
+    config._attn_implementation = model.config._attn_implementation
+    made = TwofoldForCausalLM(config).to(model.dtype).eval()
+    own, state = made.state_dict(), model.state_dict()
+    kept = {name: state[name] if name in state and state[name].shape == one.shape else one for name, one in own.items()}
+    made.load_state_dict(kept)
+    made.generation_config = model.generation_config
+    made.config._name_or_path = made.name_or_path = model.name_or_path
+    return made
+
+
+def _sizes(sizes: Architecture, form: Form, latents: Sequence[int | None], pairs: tuple[int, ...]) -> Architecture:
+    variants = tuple(sizes.variant if latent is None else form.variant for latent in latents)
+    dims = tuple(latent or 0 for latent in latents)
+    turned: dict[str, Any] = {"rotary": "", "rotary_pairs": pairs, "rotary_dims": 0} if pairs else {}
+    named: dict[str, Any] = {"latent_norm": not form.leaves_norm_out, **turned}
+    if len(set(variants)) == 1 and len(set(dims)) == 1:
+        return replace(sizes, variant=form.variant, latent_dims=dims[0], **named)
+    latent_dims = dims if any(dims) else ()
+    return replace(sizes, layer_variants=variants, layer_latents=latent_dims, **named)
+
+
+@torch.no_grad()
+def _put(model: TwofoldForCausalLM, layer: int, shared: Shared) -> None:
+    seam = model.model.layers[layer].attention.projections
+    own = dict(seam.named_parameters())
+    assert set(own) == set(shared.tensors), (sorted(own), sorted(shared.tensors))
+    for name, tensor in shared.tensors.items():
+        own[name].copy_(tensor)
+
+
+@torch.no_grad()
+def _fit(model: TwofoldForCausalLM, given: Given, *, refit: bool) -> tuple[float, float]:
+    """Fit the output's matrix; what is lost of the output before and after, on windows that were not fitted on.
+
+    What the heads read does not depend on that matrix: it is made once.
+    """
+    weight = model.model.layers[given.layer].attention.projections.o_proj.weight
+    reads = reads_of(model, given.layer, given.x_BTM)
+    count = max(1, int(len(reads) * FITTED))
+    held = reads[count:].flatten(0, 1), given.output_BTM[count:].flatten(0, 1)
+    unfitted = _output_lost(weight, *held)
+    if not refit:
+        return unfitted, unfitted
+    fit = OutputRefit()
+    fit.add(reads[:count].flatten(0, 1), given.output_BTM[:count].flatten(0, 1))
+    weight.copy_(fit.solved(weight))
+    return unfitted, _output_lost(weight, *held)
+
+
+def _output_lost(weight_MR: Tensor, read_NR: Tensor, output_NM: Tensor) -> float:
+    missed, whole = float((read_NR @ weight_MR.T - output_NM).square().sum()), float(output_NM.square().sum())
+    return missed / whole if whole else 0.0
+
+
+def _record(model: TwofoldForCausalLM, layer: int, shared: Shared, losses: tuple[float, float]) -> LayerRecord:
+    one = model.config.architecture.at(layer)
+    numbers = one.row_layout.numbers(one.kv_heads)
+    return LayerRecord(
+        layer, str(one.variant), numbers, shared.lost, shared.lost_key, shared.lost_value, losses[0], losses[1]
+    )
+
+
+def _summary(
+    asked: Sharing,
+    form: Form,
+    source: TwofoldForCausalLM,
+    made: TwofoldForCausalLM,
+    ids_BT: Tensor,
+    pairs: tuple[int, ...],
+    records: list[LayerRecord],
+) -> SharingRecord:
+    before, after = (
+        sum(layout.numbers(heads) for layout, heads, _ in zip(*one.config.architecture.cached_rows, strict=True))
+        for one in (source, made)
+    )
+    return SharingRecord(
+        to=str(form.variant),
+        method=form.method,
+        variant=made.config.architecture.described,
+        tokens=ids_BT.numel(),
+        refit=asked.refit,
+        rotary_pairs=pairs,
+        cache_numbers_before=before,
+        cache_numbers=after,
+        cache_share=after / before,
+        layers=tuple(records),
+    )
+
+
+def _told(what: str, progress: Progress | None, items: Iterator[Given], total: int) -> Iterator[Given]:
+    for number, item in enumerate(items, start=1):
+        yield item
+        if progress is not None:
+            progress(what, number, total)
+
+
+def _require_text(ids_BT: Tensor, sizes: Architecture) -> None:
+    windows, length = ids_BT.shape
+    least = 2 * sizes.kv_heads * sizes.head_dim
+    if windows < 2 or ids_BT.numel() * FITTED <= least:
+        raise ValueError(
+            f"{windows} windows of {length} tokens are too few to fit {least} dims on, and to see how well: give more text"
+        )
