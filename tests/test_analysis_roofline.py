@@ -42,13 +42,20 @@ def test_weights_and_multiplications_are_those_of_a_real_model(name):
     arch, tokens, batch = model.config.architecture, 23, 5
     work = decode_work(arch, tokens, "float32", batch)
     matrices = sum(part.weight.numel() for part in model.modules() if isinstance(part, nn.Linear))
-    seen = sum(costs.visible_tokens(arch, layer, tokens) for layer in range(arch.layers))
-    layout = arch.row_layout
-    assert work.macs == batch * (matrices + arch.heads * seen * (layout.key_dim + layout.value.width))
+    read = sum(costs.visible_tokens(arch, layer, tokens) * of_a_row(arch.at(layer)) for layer in range(arch.layers))
+    assert work.macs == batch * (matrices + read)
     tables = [model.get_input_embeddings()] * (not arch.tied)
     tables += [part for place, part in model.named_modules() if place.endswith("embed_positions")]
     looked_up = sum(parameter.numel() for part in tables for parameter in part.parameters())
     assert work.weight_bytes == 4 * (sum(parameter.numel() for parameter in model.parameters()) - looked_up)
+
+
+def of_a_row(arch):
+    """Multiply-accumulates of one row: its scores and sum for every query head, or a key and a value made first."""
+    if str(arch.variant).endswith("MLA on_read") and arch.rotary != "none":
+        made = {"GQA-2": 2, "GQA-3": 3}.get(str(arch.variant).split()[0], arch.heads)
+        return 2 * made * arch.head_dim * arch.latent_width + 2 * arch.heads * arch.head_dim
+    return arch.heads * (arch.row_layout.key_dim + arch.row_layout.value.width)
 
 
 def test_layers_that_share_rows_or_matrices_read_them_again():

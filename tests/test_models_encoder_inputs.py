@@ -20,7 +20,8 @@ def set_variants():
     for notation in (*dict.fromkeys(fields["variant"] for fields in EVERY.values()), "Q=K +temperature"):
         variant = parse(notation)
         shares_layers = variant.row_layers > 1 or variant.matrix_layers > 1
-        if not (shares_layers or variant.latent or variant.needs_rotary_part or variant.recurrence is not Recurrence.NONE):
+        caches = variant.latent or variant.needs_rotary_part or variant.recurrence is not Recurrence.NONE
+        if not (shares_layers or caches):
             yield notation
 
 

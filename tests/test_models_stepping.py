@@ -15,8 +15,19 @@ from twofold.kernels.norm import use_decode_norm
 from twofold.models import stepping
 
 PROMPT, LENGTH, PADS = 5, 12, (0, 3)
-OTHERWISE = ("decoupled", "MLA", "diagonal", "no-W", "simplified", "rank", "nonlinear", "qk_norm", "sinks")
-"""Words of what is made of more than one matrix for each role, or has more in its scores."""
+OTHERWISE = (
+    "decoupled",
+    "MLA",
+    "diagonal",
+    "no-W",
+    "simplified",
+    "rank",
+    "nonlinear",
+    "qk_norm",
+    "sinks",
+    "layer_variants",
+)
+"""Words of what is made of more than one matrix for each role, has more in its scores, or differs by layer."""
 STYLES = [("K=V", "modern", "full"), ("GQA-2", "paper", "none"), ("K=V GQA-2", "paper", "partial")]
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
 

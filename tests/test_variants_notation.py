@@ -150,7 +150,7 @@ def test_any_text_is_a_variant_or_a_value_error(text):
         ("simplified rank-3", "rank-3: there is no projection left"),
         ("Q=K nonlinear-WQ", "nonlinear-WQ replaces the query's own matrix"),
         ("K=V MLA", "MLA cannot be combined with K=V: .* use K=V decoupled"),
-            ("MLA kept", "MLA has a rotary key beside its latent.*use MLA on_read"),
+        ("MLA kept", "MLA has a rotary key beside its latent.*use MLA on_read"),
         ("K=V on_read linear", "a linear recurrence has no rotary"),
         ("K=V linear CLA-2", "keeps a state and no rows"),
         ("QKV linear +", "the scores before a softmax"),

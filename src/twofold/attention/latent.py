@@ -71,7 +71,7 @@ class LatentProjections(Projections):
         Per query head, halved, with the share G / H of a head to make: T·c·d + T·S·c absorbed, S·c·d·G/H + T·S·d
         expanded. Never where rotary stands between.
         """
-        if self.variant.on_read:
+        if self.variant.on_read and self.sizes.rotary_dims:
             return False
         latent, dim = self.sizes.latent_dims, self.head_dim
         made = latent * self.score_heads / self.sizes.heads

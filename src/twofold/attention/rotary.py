@@ -24,7 +24,7 @@ class Rotation(NamedTuple):
 def frequencies(
     rotated_dims: int, base: float, device: torch.device | None = None, exponents: Sequence[float] = ()
 ) -> Tensor:
-    """base^(−2i/r) for i < r/2, in float64: radians per position. `exponents` take the place of the r/2 numbers 2i/r."""
+    """base^(−2i/r) for i < r/2, in float64: radians per position. `exponents`, if given, are used for 2i/r."""
     if exponents:
         return base ** -torch.tensor(exponents, dtype=torch.float64, device=device)
     even = torch.arange(0, rotated_dims, 2, dtype=torch.float64, device=device) / rotated_dims

@@ -26,9 +26,9 @@ IMPLEMENTATIONS = ("dynamic", "static", "offloaded", "offloaded_static")
 class RowCache(Cache):
     """Rows of all layers.
 
-    `layers`: how many; `layout` and `kv_heads`: the row of all of them, or one of each for each; `capacity`: tokens to allocate at once, None to
-    grow. `offloading` keeps the rows on the CPU between uses (needs an accelerator, as in transformers). `dtype`: what
-    to keep rows in, see `RowLayer`; by default what the model makes them in.
+    `layers`: how many; `layout` and `kv_heads`: the row of all of them, or one of each for each; `capacity`: tokens to
+    allocate at once, None to grow. `offloading` keeps the rows on the CPU between uses (needs an accelerator, as in
+    transformers). `dtype`: what to keep rows in, see `RowLayer`; by default what the model makes them in.
     """
 
     def __init__(
@@ -172,7 +172,5 @@ def _check_fits(cache: Cache, each: list[Kept]) -> None:
         )
 
 
-def _row_layers(
-    each: list[Kept], capacity: int | None, dtype: torch.dtype | str | None = None
-) -> list[RowLayer]:
+def _row_layers(each: list[Kept], capacity: int | None, dtype: torch.dtype | str | None = None) -> list[RowLayer]:
     return [RowLayer(one.layout, one.kv_heads, capacity, dtype, one.window) for one in each]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from twofold.cli.convert_record import lines, read_record
+from twofold.cli.convert_sharing import Options, convert_sharing, variant_of
 from twofold.cli.output import print_json, show, table
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from twofold.cli.convert_record import ConversionRecord
     from twofold.conversion.check import Check
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -19,18 +25,20 @@ EXAMPLES = """[bold]Examples[/bold]
   twofold convert smol/ --to "MLA on_read" --text texts/ --out half/
   twofold convert smol/ --to "MLA on_read" --cache 0.4 --text "texts/a*" --test "texts/b*" --out less/
   twofold convert smol/ --to MLA --rotary-dims 32 --text texts/ --out latent/
-  twofold convert smol/ --to MQA --method mean --layers 4-11 --text texts/ --out merged/"""
+  twofold convert smol/ --to MQA --method mean --layers 4-11 --text texts/ --out merged/
+  twofold convert --show half/"""
 
 
 def convert(
+    called: typer.Context,
     model: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="A folder with safetensors, a .gguf file or a name on the hub, of transformers or of Twofold.",
             show_default=False,
         ),
-    ],
-    out: Annotated[Path, typer.Option(help="The new folder.", show_default=False)],
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The new folder.", show_default=False)] = None,
     to: Annotated[
         str | None,
         typer.Option(
@@ -40,7 +48,9 @@ def convert(
     ] = None,
     text: Annotated[
         list[str] | None,
-        typer.Option(help="Text that sharing is fitted to: a file, a folder or a glob; may be given again."),
+        typer.Option(
+            help="Text that sharing is fitted to: a file, a folder or a glob; may be given again.", show_default=False
+        ),
     ] = None,
     method: Annotated[
         str, typer.Option(help="How a variant is made; docs/conversion.md lists them.", show_default="the variant's")
@@ -50,11 +60,12 @@ def convert(
     ] = None,
     cache: Annotated[
         float | None,
-        typer.Option(help="Share of the cache to be left: layers and sizes are chosen by what they lose."),
+        typer.Option(
+            help="Share of the cache to be left at most: layers and sizes are chosen by what they lose.",
+            show_default=False,
+        ),
     ] = None,
-    latent: Annotated[
-        int, typer.Option(help="Dims of each layer's latent.", show_default="half the cache", min=0)
-    ] = 0,
+    latent: Annotated[int, typer.Option(help="Dims of each layer's latent.", show_default="half the cache", min=0)] = 0,
     groups: Annotated[int, typer.Option(help="Latents of latent-group.", min=1)] = 1,
     rotary_dims: Annotated[
         int, typer.Option(help="Dims of a rotary key of its own.", show_default="half a head's", min=0)
@@ -71,6 +82,10 @@ def convert(
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Compare logits on random tokens with the original's.")
     ] = True,
+    shown: Annotated[
+        Path | None,
+        typer.Option("--show", metavar="DIR", help="Print the table of a conversion that shares.", show_default=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Convert a checkpoint into Twofold's decoder (QKV with the model's heads), or a Twofold model back with --to.
@@ -79,53 +94,61 @@ def convert(
     share keys and values, fitted to --text without training; `twofold heal` trains what it lost. The tokenizer goes
     along where there is one.
     """
-    from twofold.cli.convert_sharing import convert_sharing
-    from twofold.cli.explain import parse_layers
-    from twofold.cli.progress import quiet_libraries
-    from twofold.cli.quantities import parse_count
-    from twofold.conversion.convert import convert_in, convert_out, families_for
+    options = Options(
+        tuple(text or ()), method, layers, cache, latent, groups, rotary_dims, refit, weighed, tokens, context, test
+    )
+    if shown is not None:
+        if model or out or to or options.given:
+            raise ValueError("--show prints what a conversion has written: give it alone, with --json if you like")
+        found = read_record(shown)
+        _tell(found.model_dump(mode="json"), lines(found), as_json)
+        return
+    if model is None or out is None:
+        missing = [name for name, given in (("MODEL", model), ("--out", out)) if given is None]
+        raise ValueError(f"{' and '.join(missing)} missing: name a model and a new folder, or --show DIR")
     from twofold.conversion.families import FAMILIES
-    from twofold.conversion.sharing_plan import Sharing
+
+    if to is None or to in FAMILIES:
+        if options.given:
+            raise ValueError(f"{', '.join(options.given)}: for sharing, which takes a variant for --to")
+        _rename(model, to, out, check, as_json)
+    else:
+        command = shlex.join(["twofold", *(called.obj or [])])
+        found = _share(model, to, out, options, check, command)
+        _tell(found.model_dump(mode="json"), [*lines(found), f"{out} is written."], as_json)
+
+
+def _share(model: str, to: str, out: Path, options: Options, check: bool, command: str) -> ConversionRecord:
+    from twofold.cli.progress import quiet_libraries
+    from twofold.conversion.source import open_source
+    from twofold.models.new_folder import require_new
+
+    quiet_libraries()
+    asked = options.sharing(variant_of(to))
+    if not check:
+        raise ValueError("--no-check: a model that shares is no longer the same function, and is not checked to be")
+    require_new(out)
+    return convert_sharing(open_source(model), asked, out, options, command)
+
+
+def _rename(model: str, to: str | None, out: Path, check: bool, as_json: bool) -> None:
+    """Into the decoder or out of it, with every number as it was."""
+    from twofold.cli.progress import quiet_libraries
+    from twofold.conversion.convert import convert_in, convert_out, families_for
     from twofold.conversion.source import open_source, source_tokenizer, write_model
     from twofold.models.new_folder import require_new
-    from twofold.variants.notation import parse
 
     require_new(out)
     quiet_libraries()
     opened = open_source(model)
-    if to is not None and to not in FAMILIES:
-        asked = Sharing(
-            parse(to),
-            method=method,
-            latent=latent,
-            groups=groups,
-            rotary_dims=rotary_dims,
-            layers=None if layers is None else parse_layers(layers),
-            cache=cache,
-            weighed=weighed,
-            refit=refit,
-        )
-        if not text:
-            raise ValueError(f"sharing as {asked.variant} is fitted to a text: name one with --text")
-        convert_sharing(
-            opened,
-            asked,
-            out,
-            text=text,
-            tokens=parse_count(tokens),
-            context=context,
-            test=test,
-            as_json=as_json,
-        )
-        return
-    if text or method or layers or cache or latent or test:
-        raise ValueError("text, method, layers, sizes and test are for sharing: name a variant with --to")
     if opened.is_own and to is None:
         fitting = ", ".join(families_for(opened.model.config)) or "none, as docs/conversion.md explains"
-        raise ValueError(f"{model} is a Twofold model: say with --to what to write it as ({fitting})")
+        raise ValueError(
+            f"{model} is a Twofold model: say with --to what to write it as ({fitting}), or the variant to share as"
+        )
     if to is not None and not opened.is_own:
         kind = opened.model.config.model_type
-        raise ValueError(f"--to is for Twofold models, and {model} is a {kind!r} model: leave it out")
+        raise ValueError(f"--to {to} is for Twofold models, and {model} is a {kind!r} model: leave it out")
     made = convert_in(opened.model) if to is None else convert_out(opened.model, to)
     found = _checked(opened.model, made) if check else None
     tokenizer = source_tokenizer(opened)
@@ -141,10 +164,14 @@ def convert(
         "tokenizer": tokenizer is not None,
         "check": None if found is None else found.as_dict(),
     }
+    _tell(record, [_table(record, found), f"{out} is written."], as_json)
+
+
+def _tell(record: dict[str, Any], told: list[Table | str], as_json: bool) -> None:
     if as_json:
         print_json(record)
     else:
-        _show(record, found)
+        show(*told)
 
 
 def _checked(original: Any, made: Any) -> Check:
@@ -160,7 +187,7 @@ def _checked(original: Any, made: Any) -> Check:
     return found
 
 
-def _show(record: dict[str, Any], found: Check | None) -> None:
+def _table(record: dict[str, Any], found: Check | None) -> Table:
     shown = table(show_header=False)
     shown.add_column(style="bold")
     shown.add_column(justify="right", no_wrap=True)
@@ -173,4 +200,4 @@ def _show(record: dict[str, Any], found: Check | None) -> None:
         shown.add_row("largest difference of a logit", f"{found.max_logit_difference:.3g}")
         shown.add_row("the original's own, SDPA against eager", f"{found.own_difference:.3g}")
         shown.add_row("within twice its own", "yes" if found.is_within else "no, by rounding")
-    show(shown, f"{record['out']} is written.")
+    return shown

@@ -2,97 +2,148 @@
 
 from __future__ import annotations
 
-import json
+import difflib
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from twofold.cli.output import print_json, show, table
+from twofold.cli.quantities import parse_count
+from twofold.variants.notation import parse
+from twofold.variants.variant import Variant
 
 if TYPE_CHECKING:
+    from twofold.cli.convert_record import ConversionRecord
     from twofold.conversion.sharing_plan import Sharing
+    from twofold.data.corpus import Corpus
     from twofold.explain.load import Opened
+    from twofold.models.decoder import TwofoldForCausalLM
 
-RECORD = "conversion.json"
+BATCH = 2
+"""Windows that perplexities are taken on at once."""
 
 
-def convert_sharing(
-    opened: Opened,
-    asked: Sharing,
-    out: Path,
-    *,
-    text: list[str],
-    tokens: int,
-    context: int,
-    test: str | None,
-    as_json: bool,
-) -> None:
-    """Convert, write the folder with its record, and say what was lost."""
+@dataclass(frozen=True)
+class Options:
+    """The options that are for sharing alone, as they were written; by default they say nothing."""
+
+    text: tuple[str, ...] = ()
+    method: str = ""
+    layers: str | None = None
+    cache: float | None = None
+    latent: int = 0
+    groups: int = 1
+    rotary_dims: int = 0
+    refit: bool = True
+    weighed: bool = True
+    tokens: str = "16384"
+    context: int = 1024
+    test: str | None = None
+
+    @property
+    def given(self) -> list[str]:
+        """Those that say something, as they are written."""
+        names = {"refit": "no-refit", "weighed": "plain"}
+        differing = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
+        return [f"--{names.get(name, name).replace('_', '-')}" for name in differing]
+
+    def sharing(self, variant: Variant) -> Sharing:
+        """What is asked of the conversion. ValueError where an option cannot be read, or is missing."""
+        from twofold.cli.explain import parse_layers
+        from twofold.conversion.sharing_plan import Sharing
+
+        if not self.text:
+            raise ValueError(f"sharing as {variant} is fitted to a text: name one with --text")
+        return Sharing(
+            variant,
+            method=self.method,
+            latent=self.latent,
+            groups=self.groups,
+            rotary_dims=self.rotary_dims,
+            layers=None if self.layers is None else parse_layers(self.layers),
+            cache=self.cache,
+            weighed=self.weighed,
+            refit=self.refit,
+        )
+
+
+def variant_of(to: str) -> Variant:
+    """The variant that --to names. ValueError for what is none, with the nearest family or variant."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    from twofold.conversion.families import FAMILIES, REFUSED, family_of
+
+    try:
+        return parse(to)
+    except ValueError:
+        if to in REFUSED or to in CONFIG_MAPPING_NAMES:
+            family_of(to)  # which says why not
+        if near := difflib.get_close_matches(to.lower(), FAMILIES, n=1, cutoff=0.75):
+            raise ValueError(
+                f"{to!r} is no variant, and no family: did you mean {near[0]!r}? Families are {', '.join(FAMILIES)}; "
+                "variants, such as MLA on_read, stand in docs/conversion.md"
+            ) from None
+        raise
+
+
+def convert_sharing(opened: Opened, asked: Sharing, out: Path, options: Options, command: str) -> ConversionRecord:
+    """Convert, write the folder with its record, and give the record. ValueError before anything is written."""
+    from twofold.cli.convert_record import RECORD_FILE, ConversionRecord
     from twofold.cli.progress import reading
-    from twofold.conversion.convert import convert_in
     from twofold.conversion.share import share
     from twofold.conversion.source import source_tokenizer, write_model
     from twofold.conversion.windows import read_windows
+    from twofold.data.corpus import load_corpus
     from twofold.environment import environment
 
-    model = opened.model if opened.is_own else convert_in(opened.model)
-    most = model.config.max_position_embeddings
+    model = _decoder(opened)
+    tokens, tokenizer = parse_count(options.tokens), opened.tokenizer()
+    context = min(options.context, model.config.max_position_embeddings)
+    test = None if options.test is None else load_corpus(options.test)
     with reading("reading", of="the text") as stages:
-        fitted = read_windows(text, opened.tokenizer(), tokens, min(context, most))
+        fitted = read_windows(options.text, tokenizer, tokens, context, stages)
+        if test is not None:
+            fitted.require_apart(test)
+    with reading("measuring", of="the model's layers") as stages:
         made, record = share(model, asked, fitted.ids_BT, stages)
-    perplexity = None if test is None else _perplexities((model, made), test, opened, min(context, most))
-    tokenizer = source_tokenizer(opened)
-    found = {
-        "model": opened.name,
-        **record.as_dict(),
-        "text": {"sources": list(fitted.sources), "sha256": fitted.sha256, "windows": list(fitted.ids_BT.shape)},
-        "perplexity": perplexity,
-        "environment": environment(),
-    }
-    write_model(made, out, tokenizer, files={RECORD: json.dumps(found, indent=1) + "\n"})
-    if as_json:
-        print_json({"out": str(out), **found})
-    else:
-        show_sharing(found, out)
+    windows = list(fitted.ids_BT.shape)
+    found = ConversionRecord.model_validate(
+        {
+            "model": opened.name,
+            "command": command,
+            **record.as_dict(),
+            "text": {"sources": fitted.sources, "sha256": fitted.sha256, "windows": windows},
+            "perplexity": None if test is None else _perplexities((model, made), test, opened, context),
+            "environment": environment(),
+        }
+    )
+    write_model(made, out, source_tokenizer(opened), files={RECORD_FILE: found.model_dump_json(indent=2) + "\n"})
+    return found
 
 
-def show_sharing(found: dict[str, Any], out: Path) -> None:
-    """What a record says, as a table; all layers in one line each."""
-    layers = table()
-    for head in ("layer", "variant", "cached", "lost", "of keys", "of values", "output lost", "refitted"):
-        layers.add_column(head, justify="left" if head == "variant" else "right", no_wrap=True)
-    for row in found["layers"]:
-        names = ("lost", "lost_key", "lost_value", "output_lost_unfitted", "output_lost")
-        layers.add_row(
-            str(row["layer"]), row["variant"], f"{row['cache_numbers']:,}", *(f"{row[name]:.4f}" for name in names)
-        )
-    show(layers, f"{found['variant']} by {found['method']}, fitted to {found['tokens']:,} tokens.")
-    before, after = found["cache_numbers_before"], found["cache_numbers"]
-    typer.echo(f"Cached numbers per token: {before:,} before, {after:,} now ({found['cache_share']:.1%}).")
-    if found["perplexity"]:
-        typer.echo(
-            f"Perplexity on {found['perplexity']['source']}: {found['perplexity']['before']:.2f} before, "
-            f"{found['perplexity']['after']:.2f} now ({found['perplexity']['tokens']:,} tokens)."
-        )
-    typer.echo(f"{out} is written.")
+def _decoder(opened: Opened) -> TwofoldForCausalLM:
+    from twofold.conversion.convert import convert_in
+    from twofold.models.decoder import TwofoldForCausalLM
+
+    if not opened.is_own:
+        return convert_in(opened.model)
+    if not isinstance(opened.model, TwofoldForCausalLM):
+        raise ValueError(f"{opened.name} is an encoder, and sharing is for decoders")
+    return opened.model
 
 
-def _perplexities(models: tuple[Any, Any], source: str, opened: Opened, context: int) -> dict[str, Any]:
+def _perplexities(models: tuple[Any, Any], test: Corpus, opened: Opened, context: int) -> dict[str, Any]:
     from twofold.cli.progress import evaluating
-    from twofold.data.corpus import load_corpus
     from twofold.evaluation.heldout import evaluate
 
-    corpus, found = load_corpus(source), []
+    found = []
     for model in models:
         with evaluating() as progress:
-            found.append(
-                evaluate(model, corpus.documents, context, 2, progress=progress, tokenizer=opened.tokenizer())
-            )
+            found.append(evaluate(model, test.documents, context, BATCH, progress, opened.tokenizer()))
+    before, after = found
     return {
-        "source": source,
-        "sha256": corpus.sha256,
-        "tokens": found[0].tokens,
-        "before": found[0].perplexity,
-        "after": found[1].perplexity,
+        "source": test.name,
+        "sha256": test.sha256,
+        "tokens": before.tokens,
+        "before": before.perplexity,
+        "after": after.perplexity,
     }

@@ -28,7 +28,8 @@ class Given(NamedTuple):
 @torch.no_grad()
 def layer_by_layer(model: TwofoldForCausalLM, ids_BT: Tensor) -> Iterator[Given]:
     """What each layer's attention is given and makes of token ids [N, T], from position 0 of every window."""
-    inner, sizes = model.model, model.config.architecture
+    inner: Any = model.model
+    sizes = model.config.architecture
     at_1T = torch.arange(ids_BT.shape[1])[None]
     with evaluation_mode(model):
         x_BTM = inner.placed(inner.embed_tokens(ids_BT), at_1T)
@@ -48,9 +49,10 @@ def layer_by_layer(model: TwofoldForCausalLM, ids_BT: Tensor) -> Iterator[Given]
 @torch.no_grad()
 def reads_of(model: TwofoldForCausalLM, layer: int, x_BTM: Tensor) -> Tensor:
     """[N, T, H·D]: what the heads of layer `layer` read, for inputs [N, T, M] of its attention."""
-    sizes, attention = model.config.architecture, model.model.layers[layer].attention
+    inner: Any = model.model
+    sizes, attention = model.config.architecture, attention_of(model, layer)
     at_1T = torch.arange(x_BTM.shape[1])[None]
-    by = model.model.rotations(at_1T, x_BTM.dtype)
+    by = inner.rotations(at_1T, x_BTM.dtype)
     found = []
     for part_BTM in x_BTM.split(BATCH):
         mask, row_rotation = sights(model.config, sizes, part_BTM, None, None, at_1T, by)[layer]
@@ -60,9 +62,15 @@ def reads_of(model: TwofoldForCausalLM, layer: int, x_BTM: Tensor) -> Tensor:
     return torch.cat(found)
 
 
+def attention_of(model: TwofoldForCausalLM, layer: int) -> Any:
+    """The attention of one layer, with its seam as `projections`."""
+    block: Any = model.model.layers[layer]
+    return block.attention
+
+
 def maps_of(model: TwofoldForCausalLM, layer: int) -> LayerMaps:
     """The matrices of a layer that has one for each role."""
-    seam: Any = model.model.layers[layer].attention.projections
+    seam = attention_of(model, layer).projections
     weights = (getattr(seam, name).weight.detach() for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
     return layer_maps(*weights, heads=seam.sizes.heads, kv_heads=seam.kv_heads)
 
@@ -85,4 +93,3 @@ class watched:  # noqa: N801  (used as a function: with watched(module) as seen)
 
     def __exit__(self, *error: object) -> None:
         self._hook.remove()
-

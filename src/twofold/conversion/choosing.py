@@ -8,8 +8,12 @@ from typing import NamedTuple
 
 from twofold.conversion.budget import allocate, select
 from twofold.conversion.rotary_importance import choose_pairs
-from twofold.conversion.sharing_plan import Form, Measured, Sharing, half
+from twofold.conversion.sharing_forms import Form, Measured
+from twofold.conversion.sharing_plan import Sharing
 from twofold.models.architecture import Architecture
+
+LEAST = 1e-3
+"""Of the mean loss over layers: no layer's loss is taken to be nothing where it sets a scale."""
 
 
 class Choice(NamedTuple):
@@ -19,37 +23,62 @@ class Choice(NamedTuple):
     pairs: tuple[int, ...]
 
 
+def require_choice(form: Form, asked: Sharing, sizes: Architecture) -> None:
+    """Raise ValueError for layers that are not there, and for a share of the cache that the form cannot meet."""
+    if asked.cache is None:
+        _by_hand(asked, sizes.layers)
+        return
+    if not 0 < asked.cache < 1:
+        raise ValueError(f"the share of the cache that is to be left lies between 0 and 1, and is not {asked.cache}")
+    if asked.layers is not None:
+        raise ValueError("layers and a share of the cache are both given: the share chooses the layers; leave one out")
+    whole, least = _whole(sizes), form.numbers(sizes, _smallest(form, asked))
+    if sizes.layers * least > _allowed(asked.cache, sizes) or least >= whole:
+        raise ValueError(
+            f"{form.variant} keeps at least {least:,} of the {whole:,} numbers of a layer, {least / whole:.1%}, and "
+            f"{asked.cache:.1%} of the cache is asked for: give a larger share, or a target that keeps less"
+        )
+
+
 def needs_measures(form: Form, asked: Sharing) -> bool:
     """Whether something is to be chosen by what it loses."""
     return asked.cache is not None or form.rotary_dims > 0
 
 
+def weighed(known: Sequence[Measured], costs: Sequence[float]) -> list[Measured]:
+    """The losses in the unit of `costs`, which are those of each layer's `remade` maps: all sizes in proportion.
+
+    A layer that loses next to nothing there counts as if it lost `LEAST` of the mean.
+    """
+    lost = [one.losses[one.at] for one in known]
+    least = LEAST * sum(lost) / len(lost)
+    if not least > 0:
+        return list(known)
+    factors = [cost / max(here, least) for cost, here in zip(costs, lost, strict=True)]
+    return [
+        one._replace(losses=tuple(loss * factor for loss in one.losses))
+        for one, factor in zip(known, factors, strict=True)
+    ]
+
+
 def chosen(known: Sequence[Measured], form: Form, asked: Sharing, sizes: Architecture) -> Choice:
     """The choice, by what is known of every layer; nothing need be where `needs_measures` says so.
 
-    Raises ValueError for layers that are not there, and a budget that the form cannot meet.
+    Raises ValueError as `require_choice`.
     """
-    latents = _latents(known, form, asked, sizes)
+    require_choice(form, asked, sizes)
+    if asked.cache is None:
+        picked = _by_hand(asked, sizes.layers)
+        latents = tuple(form.latent if layer in picked else None for layer in range(sizes.layers))
+    else:
+        choose = _sized if _sizes_vary(form, asked) else _counted
+        latents = choose(known, form, _allowed(asked.cache, sizes), sizes)
     turning = [
         one.turning_P
         for one, latent in zip(known, latents, strict=bool(known))
         if latent is not None and one.turning_P is not None
     ]
     return Choice(latents, choose_pairs(turning, form.rotary_dims) if turning else ())
-
-
-def _latents(known: Sequence[Measured], form: Form, asked: Sharing, sizes: Architecture) -> tuple[int | None, ...]:
-    if asked.cache is None:
-        picked = _by_hand(asked, sizes.layers)
-        usual = (asked.latent or half(form.variant, sizes, form.rotary_dims)) if form.variant.latent else 0
-        return tuple(usual if layer in picked else None for layer in range(sizes.layers))
-    if not 0 < asked.cache < 1:
-        raise ValueError(f"the share of the cache that is to be left lies between 0 and 1, and is not {asked.cache}")
-    if asked.layers is not None:
-        raise ValueError("layers and a share of the cache are both given: the share chooses the layers; leave one out")
-    if form.step and not asked.latent:
-        return _sized(known, form, asked.cache, sizes)
-    return _counted(known, form, asked, sizes)
 
 
 def _by_hand(asked: Sharing, layers: int) -> tuple[int, ...]:
@@ -59,33 +88,36 @@ def _by_hand(asked: Sharing, layers: int) -> tuple[int, ...]:
     return picked
 
 
-def _sized(known: Sequence[Measured], form: Form, share: float, sizes: Architecture) -> tuple[int | None, ...]:
+def _sizes_vary(form: Form, asked: Sharing) -> bool:
+    return form.step > 0 and not asked.latent
+
+
+def _smallest(form: Form, asked: Sharing) -> int:
+    return form.step if _sizes_vary(form, asked) else form.latent
+
+
+def _whole(sizes: Architecture) -> int:
+    """Numbers of a layer that keeps its keys and values."""
+    return 2 * sizes.kv_heads * sizes.head_dim
+
+
+def _allowed(share: float, sizes: Architecture) -> int:
+    """Numbers that all layers may keep; a share that was written in decimals is meant as written."""
+    return math.floor(share * sizes.layers * _whole(sizes) + 1e-9)
+
+
+def _sized(known: Sequence[Measured], form: Form, allowed: int, sizes: Architecture) -> tuple[int | None, ...]:
     """Latents of all sizes, of which the largest is the layer as it was."""
-    whole = 2 * sizes.kv_heads * sizes.head_dim
-    limit, total = whole - form.rotary_dims, math.floor(share * len(known) * whole)
-    losses = [_up_to(one.losses, form.step, limit) for one in known]
-    dims = allocate(losses, total - len(known) * form.rotary_dims, form.step, limit)
-    return tuple(None if one >= limit else one for one in dims)
+    limit = _whole(sizes) - form.rotary_dims
+    losses = [one.losses[: -(-limit // form.step)] for one in known]
+    dims = allocate(losses, allowed - len(known) * form.rotary_dims, form.step, limit)
+    return tuple(None if one >= limit else min(one, form.widest) for one in dims)
 
 
-def _up_to(losses: tuple[float, ...], step: int, limit: int) -> tuple[float, ...]:
-    return losses[: -(-limit // step)]
-
-
-def _counted(known: Sequence[Measured], form: Form, asked: Sharing, sizes: Architecture) -> tuple[int | None, ...]:
+def _counted(known: Sequence[Measured], form: Form, allowed: int, sizes: Architecture) -> tuple[int | None, ...]:
     """As few layers as are needed, those that lose least."""
-    whole = 2 * sizes.kv_heads * sizes.head_dim
-    dims = (asked.latent or half(form.variant, sizes, form.rotary_dims)) if form.variant.latent else 0
-    left = form.variant.row_layout(sizes.head_dim, form.rotary_dims or None, dims or None).numbers(
-        form.variant.kv_heads_for(sizes.heads)
-    )
-    count = math.ceil((1 - (asked.cache or 1)) * len(known) * whole / (whole - left)) if left < whole else len(known) + 1
-    if count > len(known):
-        least = left / whole
-        raise ValueError(
-            f"{form.variant} in all layers leaves {least:.1%} of the cache, and {asked.cache:.1%} is asked for: "
-            "give a larger share, or a target that keeps less"
-        )
-    at = dims // form.step if form.step else 0
-    picked = select([one.losses[min(at, len(one.losses) - 1)] for one in known], count)
-    return tuple(dims if layer in picked else None for layer in range(len(known)))
+    whole = _whole(sizes)
+    count = -(-(len(known) * whole - allowed) // (whole - form.numbers(sizes, form.latent)))
+    at = form.latent // form.step if form.step else 0
+    picked = select([one.losses[at] for one in known], count)
+    return tuple(form.latent if layer in picked else None for layer in range(len(known)))

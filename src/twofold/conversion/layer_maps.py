@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from twofold.explain.sharing import Inputs
+from twofold.explain.sharing import Inputs, Rows
 
 
 class LayerMaps(NamedTuple):
@@ -50,13 +50,15 @@ class Shared(NamedTuple):
     """What a layer becomes: `tensors` in float64 by the seam's names ("q_proj.weight", …).
 
     `lost` is E‖[k; v] − [k'; v']‖² / E‖[k; v]‖² on the given inputs, where k' and v' are what the layer has now for
-    keys and values: `lost_of`. `lost_key` and `lost_value` are the same of keys and of values alone.
+    keys and values: `lost_of`. `lost_key` and `lost_value` are the same of keys and of values alone. `rows` are the maps
+    that make those k' and v', before rotary.
     """
 
     tensors: dict[str, Tensor]
     lost: float
     lost_key: float
     lost_value: float
+    rows: Rows
 
 
 def layer_maps(query: Tensor, key: Tensor, value: Tensor, output: Tensor, *, heads: int, kv_heads: int) -> LayerMaps:
@@ -98,7 +100,8 @@ def lost_of(maps: LayerMaps, key_RM: Tensor, value_RM: Tensor, inputs: Inputs) -
 def shared(maps: LayerMaps, key_RM: Tensor, value_RM: Tensor, inputs: Inputs, tensors: dict[str, Tensor]) -> Shared:
     """`tensors`, given by role ("k_proj", …), with what is lost where they make keys and values by the remade maps."""
     lost = lost_of(maps, key_RM, value_RM, inputs)
-    return Shared({f"{name}.weight": one for name, one in tensors.items()}, lost.both, lost.key, lost.value)
+    named = {f"{name}.weight": one for name, one in tensors.items()}
+    return Shared(named, lost.both, lost.key, lost.value, Rows(key_RM, value_RM))
 
 
 def _share(part: float, whole: float) -> float:

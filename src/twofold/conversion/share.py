@@ -7,6 +7,8 @@ gradient is taken.
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -14,18 +16,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twofold.conversion.calibration import Given, layer_by_layer, maps_of, reads_of
-from twofold.conversion.choosing import chosen, needs_measures
+from twofold.conversion.calibration import Given, attention_of, layer_by_layer, maps_of, reads_of
+from twofold.conversion.choosing import Choice, chosen, needs_measures, require_choice, weighed
 from twofold.conversion.layer_maps import LayerMaps, Shared
 from twofold.conversion.refit import OutputRefit
 from twofold.conversion.rotary_importance import Text
-from twofold.conversion.sharing_plan import Form, Measured, Sharing, form_of, require_source, text_of
+from twofold.conversion.sensitivity import sensitivities
+from twofold.conversion.sharing_forms import Form
+from twofold.conversion.sharing_plan import Sharing, form_of
 from twofold.explain.sharing import Inputs, inputs_of
 from twofold.models.architecture import Architecture
 from twofold.models.configuration import TwofoldConfig
 from twofold.models.decoder import TwofoldForCausalLM
 from twofold.models.fusing import separate
 
+READ_WINDOWS = 4
+"""Windows of a text that attention maps are taken on."""
 FITTED = 0.75
 """The share of a text's windows that outputs are fitted on; errors are measured on the others."""
 Progress = Callable[[str, int, int], None]
@@ -73,49 +79,67 @@ class SharingRecord:
 def share(
     model: TwofoldForCausalLM, asked: Sharing, ids_BT: Tensor, progress: Progress | None = None
 ) -> tuple[TwofoldForCausalLM, SharingRecord]:
-    """A new model that shares as `asked`, fitted to token ids [N, T], N windows of text; `model` stays as it is.
+    """A new model that shares as `asked`, fitted to token ids [N, T], N windows of text, on the CPU.
 
-    Layers that are not chosen are what they were. Raises ValueError for models and forms that do not go together, and
-    for a text too short to fit on.
+    `model` stays as it is, and so do layers that are not chosen. The new model has its dtype, and a matrix for each
+    role also where the model's are fused. `progress` is called with what is done, layers done, and layers in all.
+
+    Raises ValueError for models and forms that do not go together, and for a text too short to fit on, or of other
+    tokens than the model's.
     """
-    form = form_of(asked, model.config.architecture)
-    require_source(model.config.architecture, form)
-    _require_text(ids_BT, model.config.architecture)
-    source = separate(model) if model.config.fused_projections else model
-    source = source.float() if source.dtype in (torch.bfloat16, torch.float16) else source
-    measured = list(_measured(source, form, asked, ids_BT, progress)) if needs_measures(form, asked) else []
-    picked = chosen(measured, form, asked, source.config.architecture)
-    made = _unfitted(source, form, picked.latents, picked.pairs)
+    sizes = model.config.architecture
+    form = form_of(asked, sizes)
+    require_choice(form, asked, sizes)
+    _require_text(ids_BT, sizes)
+    source = _to_read(model)
+    choice = _choice(source, form, asked, ids_BT, progress)
+    made = _unfitted(source, form, choice)
     records = []
-    for given in _told("fitting", progress, layer_by_layer(source, ids_BT), source.config.num_hidden_layers):
-        latent = picked.latents[given.layer]
+    for given in _told("fitting", progress, layer_by_layer(source, ids_BT), sizes.layers):
+        latent = choice.latents[given.layer]
         if latent is None:
             continue
-        shared = form.make(*_layer(given, source), latent, picked.pairs)
+        shared = form.make(*_layer(given, source), latent, choice.pairs)
         _put(made, given.layer, shared)
         losses = _fit(made, given, refit=asked.refit)
         records.append(_record(made, given.layer, shared, losses))
-    return made.to(model.dtype).eval(), _summary(asked, form, source, made, ids_BT, picked.pairs, records)
+    made.generation_config = copy.deepcopy(model.generation_config)
+    made.config._name_or_path = made.name_or_path = model.name_or_path
+    return made.to(model.dtype).eval(), _summary(asked, form, sizes, made, ids_BT, choice, records)
 
 
-def _measured(
-    model: TwofoldForCausalLM, form: Form, asked: Sharing, ids_BT: Tensor, progress: Progress | None
-) -> Iterator[Measured]:
-    layers = model.config.num_hidden_layers
-    for given in _told("measuring", progress, layer_by_layer(model, ids_BT), layers):
-        yield form.measured(*_layer(given, model), asked)
+def _to_read(model: TwofoldForCausalLM) -> TwofoldForCausalLM:
+    """The model with a matrix for each role, in float32 or better; another object where it is not so."""
+    source = separate(model) if model.config.fused_projections else model
+    half = source.dtype in (torch.bfloat16, torch.float16)
+    return copy.deepcopy(source).float() if half else source
+
+
+def _choice(
+    source: TwofoldForCausalLM, form: Form, asked: Sharing, ids_BT: Tensor, progress: Progress | None
+) -> Choice:
+    """The layers, sizes and rotary pairs, measured where something is to be chosen."""
+    sizes = source.config.architecture
+    if not needs_measures(form, asked):
+        return chosen([], form, asked, sizes)
+    every = _told("measuring", progress, layer_by_layer(source, ids_BT), sizes.layers)
+    known = [form.measured(*_layer(given, source)) for given in every]
+    if asked.cache is not None:
+        known = weighed(known, sensitivities(source, [one.remade for one in known], ids_BT))
+    return chosen(known, form, asked, sizes)
 
 
 def _layer(given: Given, model: TwofoldForCausalLM) -> tuple[LayerMaps, Inputs, Text]:
-    inputs = inputs_of(given.x_BTM.flatten(0, 1))
-    return maps_of(model, given.layer), inputs, text_of(given.x_BTM, model.config.architecture.rotary_base)
+    """ValueError where the layer's numbers are not finite."""
+    if not bool(given.output_BTM.isfinite().all()):
+        raise ValueError(f"layer {given.layer} of the model gives numbers that are not finite: its weights are damaged")
+    text = Text(given.x_BTM[:READ_WINDOWS], model.config.architecture.rotary_base)
+    return maps_of(model, given.layer), inputs_of(given.x_BTM.flatten(0, 1)), text
 
 
-def _unfitted(
-    model: TwofoldForCausalLM, form: Form, latents: Sequence[int | None], pairs: tuple[int, ...]
-) -> TwofoldForCausalLM:
+def _unfitted(model: TwofoldForCausalLM, form: Form, choice: Choice) -> TwofoldForCausalLM:
     """A model of the new configuration with the weights of the old one, but for those that are yet to be made."""
-    sizes = _sizes(model.config.architecture, form, latents, pairs)
+    sizes = _sizes(model.config.architecture, form, choice.latents, choice.pairs)
     special = {name: getattr(model.config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     config = TwofoldConfig.from_architecture(sizes, **special)
     config._attn_implementation = model.config._attn_implementation
@@ -123,8 +147,6 @@ def _unfitted(
     own, state = made.state_dict(), model.state_dict()
     kept = {name: state[name] if name in state and state[name].shape == one.shape else one for name, one in own.items()}
     made.load_state_dict(kept)
-    made.generation_config = model.generation_config
-    made.config._name_or_path = made.name_or_path = model.name_or_path
     return made
 
 
@@ -141,8 +163,7 @@ def _sizes(sizes: Architecture, form: Form, latents: Sequence[int | None], pairs
 
 @torch.no_grad()
 def _put(model: TwofoldForCausalLM, layer: int, shared: Shared) -> None:
-    seam = model.model.layers[layer].attention.projections
-    own = dict(seam.named_parameters())
+    own = dict(attention_of(model, layer).projections.named_parameters())
     assert set(own) == set(shared.tensors), (sorted(own), sorted(shared.tensors))
     for name, tensor in shared.tensors.items():
         own[name].copy_(tensor)
@@ -154,7 +175,7 @@ def _fit(model: TwofoldForCausalLM, given: Given, *, refit: bool) -> tuple[float
 
     What the heads read does not depend on that matrix: it is made once.
     """
-    weight = model.model.layers[given.layer].attention.projections.o_proj.weight
+    weight: Tensor = attention_of(model, given.layer).projections.o_proj.weight
     reads = reads_of(model, given.layer, given.x_BTM)
     count = max(1, int(len(reads) * FITTED))
     held = reads[count:].flatten(0, 1), given.output_BTM[count:].flatten(0, 1)
@@ -183,28 +204,30 @@ def _record(model: TwofoldForCausalLM, layer: int, shared: Shared, losses: tuple
 def _summary(
     asked: Sharing,
     form: Form,
-    source: TwofoldForCausalLM,
+    before: Architecture,
     made: TwofoldForCausalLM,
     ids_BT: Tensor,
-    pairs: tuple[int, ...],
+    choice: Choice,
     records: list[LayerRecord],
 ) -> SharingRecord:
-    before, after = (
-        sum(layout.numbers(heads) for layout, heads, _ in zip(*one.config.architecture.cached_rows, strict=True))
-        for one in (source, made)
-    )
+    after = made.config.architecture
+    kept, kept_before = _cached_numbers(after), _cached_numbers(before)
     return SharingRecord(
         to=str(form.variant),
         method=form.method,
-        variant=made.config.architecture.described,
+        variant=after.described,
         tokens=ids_BT.numel(),
         refit=asked.refit,
-        rotary_pairs=pairs,
-        cache_numbers_before=before,
-        cache_numbers=after,
-        cache_share=after / before,
+        rotary_pairs=choice.pairs,
+        cache_numbers_before=kept_before,
+        cache_numbers=kept,
+        cache_share=kept / kept_before,
         layers=tuple(records),
     )
+
+
+def _cached_numbers(sizes: Architecture) -> int:
+    return sum(layout.numbers(heads) for layout, heads, _ in zip(*sizes.cached_rows, strict=True))
 
 
 def _told(what: str, progress: Progress | None, items: Iterator[Given], total: int) -> Iterator[Given]:
@@ -219,5 +242,11 @@ def _require_text(ids_BT: Tensor, sizes: Architecture) -> None:
     least = 2 * sizes.kv_heads * sizes.head_dim
     if windows < 2 or ids_BT.numel() * FITTED <= least:
         raise ValueError(
-            f"{windows} windows of {length} tokens are too few to fit {least} dims on, and to see how well: give more text"
+            f"{windows} windows of {length} tokens are too few: give two at least, one to see how well it went, and "
+            f"more than {math.ceil(least / FITTED):,} tokens, to fit the {least:,} numbers of a layer"
+        )
+    if int(ids_BT.max()) >= sizes.vocab or int(ids_BT.min()) < 0:
+        raise ValueError(
+            f"the text has tokens {int(ids_BT.min())} to {int(ids_BT.max())}, and the model those below {sizes.vocab}: "
+            "give the model's own tokenizer"
         )

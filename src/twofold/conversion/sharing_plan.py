@@ -1,4 +1,4 @@
-"""What can be asked of a conversion, and the forms that it can take: one for each target, with its methods.
+"""What can be asked of a conversion, and which form it then takes: one for each target, with its methods.
 
 | target | what a layer keeps | methods |
 |---|---|---|
@@ -11,30 +11,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
-from torch import Tensor
-
-from twofold.conversion import rotary_importance
-from twofold.conversion.importance import importance
-from twofold.conversion.latents import latents, spectrum
-from twofold.conversion.layer_maps import LayerMaps, Shared
-from twofold.conversion.merged_heads import merged_heads
-from twofold.conversion.rotary_apart import content_apart, latent_apart
-from twofold.conversion.rotary_importance import Text
-from twofold.conversion.values_from_keys import values_from_keys
-from twofold.explain.sharing import Inputs
+from twofold.conversion import sharing_forms
+from twofold.conversion.sharing_forms import Form, Request
 from twofold.models.architecture import Architecture
 from twofold.variants.choices import Sharing as Roles
 from twofold.variants.choices import Treatment
 from twofold.variants.variant import Variant
-
-READ_WINDOWS = 4
-"""Windows of a text that attention maps are taken on."""
-STEPS = 24
-"""Sizes of a latent that a budget chooses from."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +30,9 @@ class Sharing:
     - `latent`: dims of each layer's latent, 0 for half of what keys and values take, less the rotary key.
     - `groups`: latents of `latent-group`, each for as many neighbouring heads. `rotary_dims`: of the rotary key, 0 for
       half a head's.
-    - `layers`: which ones, None for all. `cache`: the share of the model's cache that is to be left over all layers;
-      it then chooses the sizes of latents, or as few layers as are needed, by what they lose.
+    - `layers`: which ones, None for all. `cache`: the share of the model's cache that is to be left over all layers, at
+      most; it then chooses the sizes of latents or, where they are given or there are none, as few layers as are
+      needed, by what they lose.
     - `weighed`: whether errors of a latent count as queries and outputs see them, or all alike.
     - `refit`: whether the output's matrix is fitted again.
     """
@@ -62,32 +48,6 @@ class Sharing:
     refit: bool = True
 
 
-class Measured(NamedTuple):
-    """What is foretold of a layer: `losses` with 0, s, 2s … dims of a latent, or its one loss; rotary pairs' weights."""
-
-    losses: tuple[float, ...]
-    turning_P: Tensor | None = None  # noqa: N815
-
-
-class Form(NamedTuple):
-    """One target for one model. `step` is that of `Measured.losses`, 0 where a layer has but one size.
-
-    `make` gives a layer's tensors for a size of its latent and rotary pairs, `measured` what is foretold of it.
-    """
-
-    variant: Variant
-    method: str
-    step: int
-    rotary_dims: int
-    make: Callable[[LayerMaps, Inputs, Text, int, tuple[int, ...]], Shared]
-    measured: Callable[[LayerMaps, Inputs, Text, Sharing], Measured]
-
-    @property
-    def leaves_norm_out(self) -> bool:
-        """Whether what it caches would be normalised by a model that was trained in this form."""
-        return self.variant.latent or self.variant.rotary_apart
-
-
 METHODS: Mapping[str, tuple[str, ...]] = {
     "K=V on_read": ("least-squares",),
     "MLA on_read": ("latent-all", "latent-group", "latent-head"),
@@ -96,56 +56,46 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     "GQA-g": ("low-rank", "mean"),
 }
 """Target, with GQA-g for MQA too → its methods, the usual one first."""
+_FORMS = {
+    "K=V on_read": sharing_forms.values_form,
+    "MLA on_read": sharing_forms.latents_form,
+    "MLA": sharing_forms.latent_apart_form,
+    "K=V decoupled": sharing_forms.content_apart_form,
+    "GQA-g": sharing_forms.merged_form,
+}
+_PLAIN = {
+    Variant(Roles.KEY_VALUE, treatment=Treatment.ON_READ): "K=V on_read",
+    Variant(Roles.KEY_VALUE, treatment=Treatment.DECOUPLED): "K=V decoupled",
+    Variant(latent=True, treatment=Treatment.ON_READ): "MLA on_read",
+    Variant(latent=True): "MLA",
+    Variant(): "GQA-g",
+}
+_WITHOUT_ROTARY = (("K=V on_read", "least-squares"), ("GQA-g", "mean"))
+"""Targets and methods that do not ask how rotary turns."""
 
 
 def form_of(asked: Sharing, sizes: Architecture) -> Form:
-    """The form for a model of these sizes. ValueError for targets, methods and sizes that there are not."""
+    """The form for a model of these sizes.
+
+    Raises ValueError for targets, methods and sizes that there are not, and for models that they are not made of.
+    """
     variant = _with_heads(asked.variant, sizes)
-    target = _target(variant, sizes)
+    target = _target(variant)
     method = asked.method or METHODS[target][0]
     if method not in METHODS[target]:
         raise ValueError(f"{variant} is made by {' or '.join(METHODS[target])}, and not by {method!r}")
-    rotary_dims = (asked.rotary_dims or sizes.head_dim // 4 * 2) if variant.rotary_apart else 0
-    for name, given, goes in (
-        ("latent", asked.latent, variant.latent),
-        ("rotary_dims", asked.rotary_dims, variant.rotary_apart),
-        ("groups", asked.groups - 1, method == "latent-group"),
-    ):
-        if given and not goes:
-            raise ValueError(f"{name} says nothing to {variant} by {method}: leave it out")
-    return {
-        "K=V on_read": _values,
-        "MLA on_read": _latents,
-        "MLA": _latent_apart,
-        "K=V decoupled": _content_apart,
-        "GQA-g": _merged,
-    }[target](variant, method, rotary_dims, asked, sizes)
-
-
-def require_source(sizes: Architecture, form: Form) -> None:
-    """Raise ValueError for a model whose layers have no keys and values of their own by one matrix each."""
-    own = Variant(kv_heads=sizes.variant.kv_heads)
-    what = ""
-    if sizes.is_mixed or sizes.variant != own:
-        what = f"keeps {sizes.described}, and shares already"
-    elif sizes.biases or sizes.qkv_bias:
-        what = "has biases on its queries, keys and values, which have no place in what they become"
-    elif sizes.qk_norm:
-        what = "normalises queries and keys by head, which no other map of them commutes with"
-    elif form.variant.rotary_apart and sizes.rotary != "full":
-        what = f"has rotary {sizes.rotary}, and a rotary key of its own is made of one over all dims"
-    if what:
-        raise ValueError(f"the model {what}: sharing is for QKV and GQA without such")
-
-
-def text_of(x_BTM: Tensor, base: float) -> Text:
-    """A few windows of a layer's inputs, for what needs attention maps."""
-    return Text(x_BTM[:READ_WINDOWS], base)
-
-
-def half(variant: Variant, sizes: Architecture, rotary_dims: int) -> int:
-    """Dims of a latent with which a layer keeps half of what it kept, the rotary key included."""
-    return sizes.kv_heads * sizes.head_dim - (rotary_dims if variant.rotary_apart else 0)
+    _require_said(asked, variant, method)
+    _require_source(sizes, (target, method), variant)
+    _require_heads(target, variant, sizes)
+    request = Request(
+        variant,
+        method,
+        asked.latent,
+        _parts(asked, method, sizes) if variant.latent else 1,
+        _rotary_dims(asked, sizes) if variant.rotary_apart else 0,
+        asked.weighed,
+    )
+    return _FORMS[target](request, sizes)
 
 
 def _with_heads(variant: Variant, sizes: Architecture) -> Variant:
@@ -153,107 +103,73 @@ def _with_heads(variant: Variant, sizes: Architecture) -> Variant:
     return variant if variant.kv_heads is not None or variant == Variant() else replace(variant, kv_heads=own)
 
 
-def _target(variant: Variant, sizes: Architecture) -> str:
-    plain = replace(variant, kv_heads=None)
-    shared = Variant(Roles.KEY_VALUE)
-    known = {
-        replace(shared, treatment=Treatment.ON_READ): "K=V on_read",
-        replace(shared, treatment=Treatment.DECOUPLED): "K=V decoupled",
-        Variant(latent=True, treatment=Treatment.ON_READ): "MLA on_read",
-        Variant(latent=True): "MLA",
-        Variant(): "GQA-g",
-    }
-    kv_heads = variant.kv_heads if variant.kv_heads is not None else sizes.heads
-    if plain not in known:
+def _target(variant: Variant) -> str:
+    target = _PLAIN.get(replace(variant, kv_heads=None))
+    if target is None:
         raise ValueError(f"no method makes {variant} of another model; there are {', '.join(METHODS)}")
-    target = known[plain]
-    if target != "GQA-g" and kv_heads != sizes.kv_heads:
-        raise ValueError(
-            f"{variant} has {kv_heads} key/value heads and the model {sizes.kv_heads}: leave the heads out, or merge "
-            f"them first (--to GQA-{kv_heads}) and convert the result"
-        )
-    if target == "GQA-g" and (sizes.kv_heads % kv_heads or kv_heads == sizes.kv_heads):
-        raise ValueError(f"{sizes.kv_heads} key/value heads merge to fewer that divide them, and not to {kv_heads}")
     return target
 
 
-def _values(variant: Variant, method: str, rotary_dims: int, asked: Sharing, sizes: Architecture) -> Form:
-    return Form(
-        variant,
-        method,
-        0,
-        rotary_dims,
-        lambda maps, inputs, text, latent, pairs: values_from_keys(maps, inputs),
-        lambda maps, inputs, text, asked: Measured((values_from_keys(maps, inputs).lost,)),
-    )
+def _require_said(asked: Sharing, variant: Variant, method: str) -> None:
+    """What is given has a meaning for the form."""
+    for name, given, goes in (
+        ("latent", asked.latent, variant.latent),
+        ("rotary_dims", asked.rotary_dims, variant.rotary_apart),
+        ("groups", asked.groups - 1, method == "latent-group"),
+    ):
+        if given and not goes:
+            raise ValueError(f"{name} says nothing to {variant} by {method}: leave it out")
 
 
-def _latents(variant: Variant, method: str, rotary_dims: int, asked: Sharing, sizes: Architecture) -> Form:
-    scope = method.removeprefix("latent-")
-    parts = {"all": 1, "group": asked.groups, "head": sizes.kv_heads}[scope]
-
-    def make(maps: LayerMaps, inputs: Inputs, text: Text, latent: int, pairs: tuple[int, ...]) -> Shared:
-        counted = importance(maps, inputs, text.base) if asked.weighed else None
-        return latents(maps, inputs, latent, scope, asked.groups, counted)  # type: ignore[arg-type]
-
-    return Form(variant, method, _step(sizes, parts), rotary_dims, make, _spectrum(scope, _step(sizes, parts)))
-
-
-def _latent_apart(variant: Variant, method: str, rotary_dims: int, asked: Sharing, sizes: Architecture) -> Form:
-    def measured(maps: LayerMaps, inputs: Inputs, text: Text, asked: Sharing) -> Measured:
-        losses = _spectrum("all", _step(sizes, 1))(maps, inputs, text, asked).losses
-        return Measured(losses, _turning(maps, inputs, text))
-
-    return Form(
-        variant,
-        method,
-        _step(sizes, 1),
-        rotary_dims,
-        lambda maps, inputs, text, latent, pairs: latent_apart(maps, inputs, text, pairs, latent),
-        measured,
-    )
+def _require_source(sizes: Architecture, form: tuple[str, str], variant: Variant) -> None:
+    """The model makes queries, keys and values by one matrix each, and turns keys as the method takes them to be."""
+    own, what = Variant(kv_heads=sizes.variant.kv_heads), ""
+    if sizes.is_mixed or sizes.variant != own:
+        what = f"has layers of {sizes.described}, which do not keep plain keys and values of their own"
+    elif sizes.biases or sizes.qkv_bias:
+        what = "has biases on its queries, keys and values, which have no place in what they become"
+    elif sizes.qk_norm:
+        what = "normalises queries and keys by head, which no other map of them commutes with"
+    elif sizes.sinks:
+        what = "has sinks, which the methods do not know"
+    elif sizes.rotary != "full" and form not in _WITHOUT_ROTARY:
+        what = f"has rotary {sizes.rotary}, and {variant} by {form[1]} is made of one over all dims of a head"
+    elif sizes.scale_exponent != 0.5 and variant.rotary_apart:
+        what = f"scales scores by d^−{sizes.scale_exponent:g}, and a rotary key of its own is fitted to d^−0.5"
+    if what:
+        raise ValueError(f"the model {what}: sharing is for QKV, GQA-g and MQA without such, as Llama and Mistral are")
 
 
-def _content_apart(variant: Variant, method: str, rotary_dims: int, asked: Sharing, sizes: Architecture) -> Form:
-    def measured(maps: LayerMaps, inputs: Inputs, text: Text, asked: Sharing) -> Measured:
-        lost = latents(maps, inputs, len(maps.key_RM), "head").lost
-        return Measured((lost,), _turning(maps, inputs, text))
-
-    return Form(
-        variant,
-        method,
-        0,
-        rotary_dims,
-        lambda maps, inputs, text, latent, pairs: content_apart(maps, inputs, text, pairs),
-        measured,
-    )
-
-
-def _merged(variant: Variant, method: str, rotary_dims: int, asked: Sharing, sizes: Architecture) -> Form:
-    kv_heads = variant.kv_heads_for(sizes.heads)
-
-    def make(maps: LayerMaps, inputs: Inputs, text: Text, latent: int, pairs: tuple[int, ...]) -> Shared:
-        return merged_heads(maps, inputs, kv_heads, method)  # type: ignore[arg-type]
-
-    def measured(maps: LayerMaps, inputs: Inputs, text: Text, asked: Sharing) -> Measured:
-        return Measured((make(maps, inputs, text, 0, ()).lost,))
-
-    return Form(variant, method, 0, rotary_dims, make, measured)
+def _require_heads(target: str, variant: Variant, sizes: Architecture) -> None:
+    own, kv_heads = sizes.kv_heads, sizes.heads if variant.kv_heads is None else variant.kv_heads
+    if target == "GQA-g":
+        if kv_heads >= own or own % kv_heads:
+            fewer = ", ".join(str(g) for g in range(1, own) if own % g == 0) or "none, and has fewest already"
+            raise ValueError(f"the model's {own} key/value heads merge to {fewer}; they do not to {kv_heads}")
+    elif kv_heads != own:
+        lead = f"merge them first (--to GQA-{kv_heads}) and convert the result" if not own % kv_heads else ""
+        raise ValueError(
+            f"{variant} has {kv_heads} key/value heads and the model {own}: leave the heads out"
+            + (f", or {lead}" if lead else "")
+        )
 
 
-def _step(sizes: Architecture, parts: int) -> int:
-    """Dims from one size of a latent to the next: a multiple of the latents, in about `STEPS` sizes."""
-    return max(1, round(2 * sizes.kv_heads * sizes.head_dim / STEPS / parts)) * parts
+def _parts(asked: Sharing, method: str, sizes: Architecture) -> int:
+    """Latents of a layer."""
+    if method == "latent-head":
+        return sizes.kv_heads
+    if asked.groups < 1 or sizes.kv_heads % asked.groups:
+        raise ValueError(
+            f"{sizes.kv_heads} key/value heads do not fall into {asked.groups} equal groups: take a divisor of "
+            f"{sizes.kv_heads}"
+        )
+    return asked.groups
 
 
-def _spectrum(scope: str, step: int) -> Callable[[LayerMaps, Inputs, Text, Sharing], Measured]:
-    def measured(maps: LayerMaps, inputs: Inputs, text: Text, asked: Sharing) -> Measured:
-        counted = importance(maps, inputs, text.base) if asked.weighed else None
-        return Measured(spectrum(maps, inputs, step, scope, asked.groups, counted))  # type: ignore[arg-type]
-
-    return measured
-
-
-def _turning(maps: LayerMaps, inputs: Inputs, text: Text) -> Tensor:
-    means_HP = rotary_importance.mean_turns(maps, text)
-    return rotary_importance.importance(maps, inputs, means_HP)
+def _rotary_dims(asked: Sharing, sizes: Architecture) -> int:
+    dims = asked.rotary_dims or max(2, sizes.head_dim // 4 * 2)
+    if dims % 2 or not 2 <= dims <= sizes.head_dim:
+        raise ValueError(
+            f"{dims} rotary_dims do not go: pairs turn, so give an even number from 2 to the {sizes.head_dim} of a head"
+        )
+    return dims

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,26 +18,46 @@ from twofold.data.tokens import tokenise
 
 @dataclass(frozen=True)
 class FittedText:
-    """Windows `ids_BT` [N, T] of `sources`, whose texts together have that hash."""
+    """Windows `ids_BT` [N, T] of `sources`, whose documents together have that hash, and each one of `digests`."""
 
     ids_BT: Tensor  # noqa: N815
     sources: tuple[str, ...]
     sha256: str
+    digests: frozenset[str]
+
+    def require_apart(self, test: Corpus) -> None:
+        """Raise ValueError where a document of the text to measure on was fitted to."""
+        if shared := [one.name for one in test.documents if one.digest in self.digests]:
+            raise ValueError(
+                f"{len(shared)} documents of {test.name} are fitted to as well, {shared[0]} first: measure on others"
+            )
 
 
-def read_windows(sources: Sequence[str], tokenizer: Tokenizer, tokens: int, context: int) -> FittedText:
+def read_windows(
+    sources: Sequence[str],
+    tokenizer: Tokenizer,
+    tokens: int,
+    context: int,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> FittedText:
     """About `tokens` tokens of the `sources` (see `data.corpus.load_corpus`), in whole windows of `context`.
 
-    Raises ValueError where there is no text, or not enough for two windows.
+    A document that several sources name is one. `progress` is called with what is done, how much of it, and of how
+    much. Raises ValueError where there is no text, or not enough for two windows.
     """
-    documents = tuple(document for source in sources for document in load_corpus(source).documents)
-    windows = Windows(tokenise(documents, tokenizer), context)
+    if context < 1:
+        raise ValueError(f"a window has at least 1 token, not {context}")
+    read = (load_corpus(source, progress and partial(progress, "reading")) for source in sources)
+    documents = tuple({one.digest: one for corpus in read for one in corpus.documents}.values())
+    windows = Windows(tokenise(documents, tokenizer, progress and partial(progress, "tokenising")), context)
     count = min(len(windows), -(-tokens // context))
     if count < 2:
         raise ValueError(
-            f"{len(windows)} windows of {context} tokens in the text, and {count} asked for: fitting takes at least 2, "
-            "so give more text or a shorter --context"
+            f"the text has {len(windows)} windows of {context} tokens, and {tokens} tokens are to be fitted to: that "
+            "takes 2 windows, one to see how well it went; give more text, or shorter windows (--context), or more "
+            "--tokens"
         )
     picked = np.linspace(0, len(windows) - 1, count).round().astype(int)
     ids_BT = torch.stack([windows[int(number)]["input_ids"] for number in picked])
-    return FittedText(ids_BT, tuple(sources), Corpus("", documents).sha256)
+    digests = frozenset(one.digest for one in documents)
+    return FittedText(ids_BT, tuple(sources), Corpus("", documents).sha256, digests)

@@ -6,12 +6,11 @@ The cost functions, the study files, the command line and the Hugging Face confi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from twofold.models import fitting
+from twofold.models import fitting, mixture
 from twofold.models.activations import require_activation, usual_activation
 from twofold.variants.choices import Recurrence
 from twofold.variants.layout import RowLayout, cache_bytes, item_bytes, scale_bytes, state_bytes
@@ -124,7 +123,7 @@ class Architecture:
         for name in ("rotary_pairs", "layer_latents"):
             object.__setattr__(self, name, tuple(getattr(self, name) or ()))
         object.__setattr__(self, "layer_variants", tuple(map(as_variant, self.layer_variants or ())))
-        object.__setattr__(self, "variant", most_common(self.layer_variants) or as_variant(self.variant))
+        object.__setattr__(self, "variant", mixture.most_common(self.layer_variants) or as_variant(self.variant))
         if not self.head_dim:
             object.__setattr__(self, "head_dim", fitting.head_dim(self.width, self.heads))
         if not self.rotary or (self.rotary == "full" and self._needs_rotary_part):
@@ -194,21 +193,7 @@ class Architecture:
     @cached_property  # asked for each token
     def each(self) -> tuple[Architecture, ...]:
         """For each layer, a model of which all layers are like it: this one, unless `is_mixed`."""
-        if not self.is_mixed:
-            return (self,) * self.layers
-        pairs = list(zip(self.variants, self._latents, strict=True))
-        made = {pair: self._like(*pair) for pair in dict.fromkeys(pairs)}
-        return tuple(made[pair] for pair in pairs)
-
-    def _like(self, variant: Variant, latent: int) -> Architecture:
-        """A model whose layers all have this variant, with this latent."""
-        turned: dict[str, Any] = {}
-        if self.rotary != "none" and len({one.needs_rotary_part for one in self.variants}) > 1:
-            whole: dict[str, Any] = {"rotary": "full", "rotary_dims": 0, "rotary_pairs": ()}
-            turned = {"rotary": "partial"} if variant.needs_rotary_part else whole
-        apart = variant.latent or variant.rotary_apart
-        others: dict[str, Any] = {"layer_variants": (), "layer_latents": (), "latent_norm": self.latent_norm or not apart}
-        return replace(self, variant=variant, latent_dims=latent, **others, **turned)
+        return mixture.each(self) if self.is_mixed else (self,) * self.layers
 
     def at(self, layer: int) -> Architecture:
         """A model of which all layers are like this one."""
@@ -227,14 +212,7 @@ class Architecture:
     @property
     def described(self) -> str:
         """The variant; of layers that differ, how many have which."""
-        counted = Counter(self.variants)
-        if len(counted) == 1:
-            return str(self.variant)
-        return ", ".join(f"{count} × {variant}" for variant, count in counted.most_common())
-
-    @property
-    def _latents(self) -> tuple[int, ...]:
-        return self.layer_latents or tuple(self.latent_dims if variant.latent else 0 for variant in self.variants)
+        return mixture.described(self.variants)
 
     @cached_property  # asked for each token
     def row_layout(self) -> RowLayout:
@@ -326,11 +304,6 @@ class Architecture:
 def as_variant(given: Variant | str) -> Variant:
     """A variant that may be given as notation."""
     return parse(given) if isinstance(given, str) else given
-
-
-def most_common(variants: Sequence[Variant]) -> Variant | None:
-    """What most layers have, of several the first; None of none."""
-    return Counter(variants).most_common(1)[0][0] if variants else None
 
 
 FIELDS = tuple(f.name for f in fields(Architecture))

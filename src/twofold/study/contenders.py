@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twofold.models.architecture import FIELDS, Architecture
+from twofold.variants.variant import Variant
 
 Changes = Mapping[str, tuple[Any, Any]]
 
@@ -53,7 +54,15 @@ def slug(label: str) -> str:
 
 def sizes(arch: Architecture) -> dict[str, Any]:
     """Every field of an architecture, as JSON takes it."""
-    return {name: getattr(arch, name) for name in FIELDS} | {"variant": str(arch.variant)}
+    found = {name: getattr(arch, name) for name in FIELDS}
+    return {name: _plain(value) for name, value in found.items()}
+
+
+def _plain(value: Any) -> Any:
+    """A variant as its notation, and what has an entry for each layer as a list."""
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, Variant) else value
 
 
 def changes(base: Architecture, kv_heads: int | None, arch: Architecture, given: Collection[str]) -> Changes:

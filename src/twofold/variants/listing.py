@@ -18,7 +18,7 @@ FURTHER: dict[str, tuple[Variant, ...]] = {
             "K=V GQA-4 decoupled",
         )
     ),
-    "latent": (parse("MLA"),),
+    "latent": (parse("MLA"), parse("MLA on_read")),
     "projections": tuple(
         parse(text)
         for text in (
@@ -82,9 +82,7 @@ def beyond_sharing(variant: Variant) -> str:
 def _beyond(variant: Variant) -> list[str]:
     return [
         _unprojected(variant),
-        "latent" if variant.latent else "",
-        "rotary key beside" if variant.latent and variant.rotary_apart else "",
-        _TREATED[variant.treatment],
+        _latent(variant) if variant.latent else _TREATED[variant.treatment],
         "scales for each role" if variant.diagonal else "",
         f"factors of rank {variant.rank}" if variant.rank else "",
         "query by a small network" if variant.nonlinear_query else "",
@@ -93,6 +91,10 @@ def _beyond(variant: Variant) -> list[str]:
         f"{variant.matrix_layers} layers use one matrix" if variant.matrix_layers > 1 else "",
         _TERMS[variant.position_term],
     ]
+
+
+def _latent(variant: Variant) -> str:
+    return "latent, rotary key beside" if variant.rotary_apart else "latent, rotated when read"
 
 
 def _unprojected(variant: Variant) -> str:
