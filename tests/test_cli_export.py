@@ -1,5 +1,6 @@
 """`twofold export`: the folder, what is printed, the tokenizer that comes along, and refusals in one line."""
 
+import contextlib
 import json
 
 import pytest
@@ -8,6 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from command_line import run
 from small_models import small_model
+from twofold.cli.export_tables import grid, read_record
+from twofold.cli.grids import markdown
 from twofold.data.byte_tokens import END, VOCABULARY, byte_tokenizer
 from twofold.models.load import load_model
 
@@ -103,6 +106,26 @@ def test_records_are_shown_again(capsys, decoupled, tmp_path):
     (printed,) = json.loads(run(capsys, "export", "--show", records[0], "--json").out)
     assert printed == json.loads((out / "export.json").read_text())
     assert "deepseek_v3" in run(capsys, "export", "--show", records[0]).out
+    assert run(capsys, "export", "--show", str(out)).out == run(capsys, "export", "--show", records[0]).out
+
+
+def test_damaged_records_are_refused_in_a_line_and_old_ones_shown(capsys, decoupled, tmp_path):
+    out = tmp_path / "out"
+    assert run(capsys, "export", str(decoupled), "--format", "deepseek", "--out", str(out)).code == 0
+    whole, file = json.loads((out / "export.json").read_text()), tmp_path / "export.json"
+    old = {key: value for key, value in whole.items() if key != "command"} | {"check": dict(whole["check"])}
+    del old["check"]["engine_log"]
+    file.write_text(json.dumps(old))
+    assert "from Python" in run(capsys, "export", "--show", str(file)).out
+    for key in ("variant", "model_type", "dtype", "versions", "check", "cache_numbers"):
+        for damage in (-1, [], {}, [{}]):
+            file.write_text(json.dumps(whole | {key: damage}))
+            with contextlib.suppress(ValueError):
+                assert markdown(grid([read_record(file)]))
+    file.write_text(json.dumps(whole | {"versions": None}))
+    for asked in ((), ("--markdown",), ("--json",)):
+        done = run(capsys, "export", "--show", str(file), *asked)
+        assert (done.code, done.err.count("\n"), "no record of an export" in done.err) == (2, 1, True)
 
 
 @pytest.mark.parametrize(

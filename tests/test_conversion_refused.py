@@ -33,8 +33,16 @@ LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
         ("llama", {"mlp_bias": True}, "mlp_bias True does not convert: SwiGLU has no biases"),
         ("mistral untied", {"hidden_act": "gelu"}, "hidden_act 'gelu' does not convert"),
         ("qwen3, head dim 10", {"rms_norm_eps": 1e-5}, "rms_norm_eps 1e-05 does not convert: norms of queries"),
-        ("gpt2", {"activation_function": "silu"}, "activation_function 'silu' does not convert: .* GELU, exact or"),
-        ("opt", {"activation_function": "gelu_fast"}, "activation_function 'gelu_fast' does not convert"),
+        (
+            "gpt2",
+            {"activation_function": "silu"},
+            "^a gpt2 model with activation_function 'silu' does not convert: .* GELU, exact or",
+        ),
+        (
+            "opt",
+            {"activation_function": "gelu_fast"},
+            "^an opt model with activation_function 'gelu_fast' does not convert",
+        ),
         ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before False does not convert: .*OPT-350M"),
         ("opt", {"_remove_final_layer_norm": True}, "has a norm behind its last block"),
         ("opt", {"enable_bias": False}, "enable_bias False does not convert: blocks with LayerNorm have biases"),

@@ -93,6 +93,56 @@ def test_other_models_and_tokenizers_are_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def learnt_tokenizer(alone: bool, text: str):
+    """Byte-level BPE of 300 tokens; `alone`: every digit by itself."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    before = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), before]) if alone else before
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator([text] * 9, trainer)
+    return ended_by_end(made)
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["as GPT-2 splits", "digits by themselves"])
+def test_llama_cpp_reads_text_in_the_same_tokens(alone, tmp_path):
+    """Also those that were added to a vocabulary, which are found before text is split."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    text = "In 1999, 12345 people don't  read 1999 of 12345 ;\n\n they do, 1999 times"
+    tokenizer = learnt_tokenizer(alone, text)
+    tokenizer.add_tokens(["<a tool>", "1999 times"])
+    text += ", 1999<a tool> times"
+    ends = {"vocab_size": 307, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    exportable(**ends).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    export_model(load_model(tmp_path), "gguf", tmp_path / "out", checked=False)
+    llama = llama_cpp.Llama(str(tmp_path / "out" / GGUF_FILE), vocab_only=True, verbose=False)
+    try:
+        found = llama.tokenize(text.encode(), add_bos=False)
+    finally:
+        llama.close()
+    assert found == tokenizer(text, add_special_tokens=False).input_ids
+    added = tokenizer.get_added_vocab()
+    assert any("99" in token for token in set(tokenizer.get_vocab()) - set(added)) != alone
+    assert {added["<a tool>"], added["1999 times"]} <= set(found)
+
+
+def test_options_that_change_tokens_are_refused(tmp_path):
+    from tokenizers import Tokenizer
+
+    exportable(vocab_size=300).save_pretrained(tmp_path / "model")
+    whole = json.loads(learnt_tokenizer(False, "some text").backend_tokenizer.to_str())
+    whole["model"]["ignore_merges"] = True
+    ended_by_end(Tokenizer.from_str(json.dumps(whole))).save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match="ignore_merges"):
+        export_model(load_model(tmp_path), "gguf", tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("variant", "others"),
     [

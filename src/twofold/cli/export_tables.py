@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twofold.cli.grids import Grid
+from twofold.cli.grids import Grid, markdown
 
 if TYPE_CHECKING:
     from twofold.export.check import Check
     from twofold.export.export import ExportRecord
 
 Record = Mapping[str, Any]
+RECORD = "export.json"
 
 
 def lines(record: ExportRecord, out: Path) -> list[str]:
@@ -40,10 +41,11 @@ def _check_lines(found: Check) -> list[str]:
 
 
 def read_record(path: Path) -> Record:
-    """An `export.json`. ValueError for a file that is none."""
+    """An `export.json`, or that of a folder. ValueError for a file that is none: whatever of it is printed is tried."""
+    path = path / RECORD if path.is_dir() else path
     try:
         found: Record = json.loads(path.read_bytes())
-        grid([found])
+        "".join([*markdown(grid([found])), *remarks([found])])
     except OSError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -83,10 +85,11 @@ def remarks(records: Sequence[Record]) -> list[str]:
     for record in records:
         what = f"{record['variant']} as {record['model_type']}"
         versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-        made.append(f"{what}: {record['command'] or 'from Python'}; {versions}")
+        made.append(f"{what}: {record.get('command') or 'from Python'}; {versions}")
         made += [f"{what}, what {record['check']['engine']} says: {line}" for line in _log(record)]
     return made
 
 
 def _log(record: Record) -> list[str]:
-    return record["check"]["engine_log"] if record["check"] else []
+    """Empty where nothing was checked, and in records of before it was kept."""
+    return record["check"].get("engine_log", ()) if record["check"] else []

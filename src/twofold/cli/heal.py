@@ -69,6 +69,7 @@ def heal(
     shown: Annotated[
         Path | None, typer.Option("--show", metavar="DIR", help="Print the tables of a healing.", show_default=False)
     ] = None,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables of --show as Markdown.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the record as JSON.")] = False,
 ) -> None:
     """Distil a teacher into a model that was converted from it, with a control that shows what the text alone gives.
@@ -76,15 +77,21 @@ def heal(
     Writes model/, metrics.jsonl, evaluations.jsonl, heal.json and heal.html into the folder. The same command goes on
     where it was interrupted.
     """
+    from twofold.cli.heal_tables import heal_markdown
     from twofold.healing.record import read_heal_record
 
     if shown is not None:
         if model or teacher or data or out or tokens:
             raise ValueError("--show prints what a healing has written: give it alone, with --json if you like")
         found = read_heal_record(shown)
+        if as_markdown:
+            typer.echo(heal_markdown(found))
+            return
         _make_page(found, shown)
         _print(found, shown, as_json)
         return
+    if as_markdown:
+        raise ValueError("--markdown is of --show: add it, or leave --markdown out")
     missing = {"DIR": model, "--teacher": teacher, "--data": data, "--tokens": tokens, "--out": out}
     if absent := [name for name, value in missing.items() if not value]:
         raise ValueError(f"{absent[0]} is missing: healing takes {', '.join(missing)}, or --show DIR")
@@ -134,6 +141,8 @@ def _settings(fields: dict[str, Any]) -> HealingSettings:
         return HealingSettings.model_validate(fields)
     except ValidationError as error:
         fault = error.errors()[0]
+        if not fault["loc"]:  # of several together
+            raise ValueError(str(fault["ctx"]["error"])) from error
         name = {"learning_rate": "lr"}.get(str(fault["loc"][-1]), str(fault["loc"][-1]))
         raise ValueError(f"--{name.replace('_', '-')} is {fault['input']}: {fault['msg']}") from error
 
@@ -192,4 +201,5 @@ def _print(record: HealRecord, folder: Path, as_json: bool) -> None:
     if as_json:
         print_json(record.model_dump(mode="json"))
     else:
-        show(*heal_tables(record), f"{folder} holds the healed model and heal.html.")
+        place = folder if folder.is_dir() else folder.parent
+        show(*heal_tables(record), f"{place} holds the healed model and heal.html.")

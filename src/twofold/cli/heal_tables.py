@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from twofold.cli.grids import Grid, drawn
+from twofold.cli.grids import Grid, drawn, markdown
 from twofold.cli.output import table
 from twofold.healing.record import HealRecord
 from twofold.report.heal_words import model_rows, training_rows
@@ -16,6 +16,17 @@ TRAININGS = ["trained", "tokens", "steps", "numbers\nthat learn", "time", "token
 def heal_tables(record: HealRecord) -> list[Table | str]:
     """For the terminal, one below the other."""
     return [drawn(models_grid(record)), "", drawn(trainings_grid(record)), "", _summary(record)]
+
+
+def heal_markdown(record: HealRecord) -> str:
+    """Both tables as Markdown, and what the numbers rest on."""
+    ratios = [
+        f"- perplexity, healed to {of}: {record.ratios[name]:.4f}"
+        for of in ("control", "teacher")
+        if (name := f"perplexity_healed_to_{of}") in record.ratios
+    ]
+    said = [*ratios, f"- {record.command}", f"- {record.text.tokens:,} tokens of text, {record.text.passes:.2f} passes"]
+    return "\n\n".join([markdown(models_grid(record)), markdown(trainings_grid(record)), "\n".join(said)])
 
 
 def models_grid(record: HealRecord) -> Grid:

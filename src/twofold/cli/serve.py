@@ -61,7 +61,7 @@ def serve(
         app = application(loaded.to(device_type()), serving_tokenizer(Path(loaded.name_or_path)), name)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
         _end_together(loaded, server)
-        typer.echo(f"{name} ({loaded.config.variant}) answers at {_address(listener)}/v1 until Ctrl-C")
+        typer.echo(f"{name} ({loaded.config.described}) answers at {_address(listener)}/v1 until Ctrl-C")
         with contextlib.suppress(KeyboardInterrupt):  # how a server is meant to end
             server.run(sockets=[listener])
 

@@ -23,10 +23,18 @@ class Choice(NamedTuple):
     pairs: tuple[int, ...]
 
 
+def by_hand(asked: Sharing, layers: int) -> tuple[int, ...]:
+    """The layers that may share: those that are asked for, else all. ValueError for layers that are not there."""
+    picked = tuple(range(layers)) if asked.layers is None else asked.layers
+    if not picked or len(set(picked)) < len(picked) or min(picked) < 0 or max(picked) >= layers:
+        raise ValueError(f"layers are different numbers from 0 to {layers - 1}, not {list(picked)}")
+    return picked
+
+
 def require_choice(form: Form, asked: Sharing, sizes: Architecture) -> None:
     """Raise ValueError for layers that are not there, and for a share of the cache that the form cannot meet."""
     if asked.cache is None:
-        _by_hand(asked, sizes.layers)
+        by_hand(asked, sizes.layers)
         return
     if not 0 < asked.cache < 1:
         raise ValueError(f"the share of the cache that is to be left lies between 0 and 1, and is not {asked.cache}")
@@ -62,30 +70,20 @@ def weighed(known: Sequence[Measured], costs: Sequence[float]) -> list[Measured]
 
 
 def chosen(known: Sequence[Measured], form: Form, asked: Sharing, sizes: Architecture) -> Choice:
-    """The choice, by what is known of every layer; nothing need be where `needs_measures` says so.
+    """The choice, by what is known of the layers `by_hand`, in their order: nothing, unless `needs_measures` is true.
 
     Raises ValueError as `require_choice`.
     """
     require_choice(form, asked, sizes)
     if asked.cache is None:
-        picked = _by_hand(asked, sizes.layers)
+        picked = by_hand(asked, sizes.layers)
         latents = tuple(form.latent if layer in picked else None for layer in range(sizes.layers))
     else:
         choose = _sized if _sizes_vary(form, asked) else _counted
         latents = choose(known, form, _allowed(asked.cache, sizes), sizes)
-    turning = [
-        one.turning_P
-        for one, latent in zip(known, latents, strict=bool(known))
-        if latent is not None and one.turning_P is not None
-    ]
+    of_layers = zip(known, by_hand(asked, sizes.layers), strict=bool(known))
+    turning = [one.turning_P for one, layer in of_layers if latents[layer] is not None and one.turning_P is not None]
     return Choice(latents, choose_pairs(turning, form.rotary_dims) if turning else ())
-
-
-def _by_hand(asked: Sharing, layers: int) -> tuple[int, ...]:
-    picked = tuple(range(layers)) if asked.layers is None else asked.layers
-    if not picked or len(set(picked)) < len(picked) or min(picked) < 0 or max(picked) >= layers:
-        raise ValueError(f"layers are different numbers from 0 to {layers - 1}, not {list(picked)}")
-    return picked
 
 
 def _sizes_vary(form: Form, asked: Sharing) -> bool:

@@ -39,7 +39,8 @@ def config_in(family: Family, config: Any) -> TwofoldConfig:
     for name, (allowed, why) in family.must.items():
         given = getattr(config, name, allowed[0])
         if given not in allowed:
-            raise ValueError(f"a {family.name} model with {name} {given!r} does not convert: {why}")
+            article = "an" if family.name[0] in "aeiou" else "a"
+            raise ValueError(f"{article} {family.name} model with {name} {given!r} does not convert: {why}")
     known = {name: getattr(config, name, None) for name in TOKENS}
     sizes = Architecture(**{**family.has, **family.read(config), **_window_in(family.windows, config)})
     return TwofoldConfig.from_architecture(sizes, **known)

@@ -50,8 +50,8 @@ class Shared(NamedTuple):
     """What a layer becomes: `tensors` in float64 by the seam's names ("q_proj.weight", …).
 
     `lost` is E‖[k; v] − [k'; v']‖² / E‖[k; v]‖² on the given inputs, where k' and v' are what the layer has now for
-    keys and values: `lost_of`. `lost_key` and `lost_value` are the same of keys and of values alone. `rows` are the maps
-    that make those k' and v', before rotary.
+    keys and values: `lost_of`. `lost_key` and `lost_value` are the same of keys and of values alone. `rows` are the
+    maps that make those k' and v', before rotary.
     """
 
     tensors: dict[str, Tensor]

@@ -6,7 +6,7 @@ predictions where that layer alone is made anew.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -24,11 +24,18 @@ LEAST = 1e-3
 
 
 @torch.no_grad()
-def sensitivities(model: PreTrainedModel, remade: Sequence[Rows], ids_BT: Tensor) -> tuple[float, ...]:
+def sensitivities(
+    model: PreTrainedModel,
+    remade: Sequence[Rows],
+    ids_BT: Tensor,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> tuple[float, ...]:
     """For each layer KL(p ‖ p') per token in nats, p' with the layer's keys and values by its `remade` maps.
 
     On the first `TOKENS` tokens of ids [N, T]. At least `LEAST` of the mean. The model's weights are the same bits
-    afterwards. Raises ValueError where a layer's keys and values are not made by a matrix each.
+    afterwards. `progress` is called with what is done, layers done, and layers in all.
+
+    Raises ValueError where a layer's keys and values are not made by a matrix each.
     """
     ids_1T = ids_BT.flatten()[: min(TOKENS, ids_BT.shape[1])][None]
     found = []
@@ -41,6 +48,8 @@ def sensitivities(model: PreTrainedModel, remade: Sequence[Rows], ids_BT: Tensor
             with replaced(places, rows):
                 made_TV = _log_chances(model, ids_1T)
             found.append(float(F.kl_div(made_TV, own_TV, log_target=True, reduction="batchmean")))
+            if progress is not None:
+                progress("weighing", layer + 1, len(remade))
     least = LEAST * sum(found) / len(found)
     return tuple(max(one, least) for one in found)
 

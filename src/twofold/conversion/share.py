@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from twofold.conversion.calibration import Given, attention_of, layer_by_layer, maps_of, reads_of
-from twofold.conversion.choosing import Choice, chosen, needs_measures, require_choice, weighed
+from twofold.conversion.choosing import Choice, by_hand, chosen, needs_measures, require_choice, weighed
 from twofold.conversion.layer_maps import LayerMaps, Shared
 from twofold.conversion.refit import OutputRefit
 from twofold.conversion.rotary_importance import Text
@@ -123,9 +123,10 @@ def _choice(
     if not needs_measures(form, asked):
         return chosen([], form, asked, sizes)
     every = _told("measuring", progress, layer_by_layer(source, ids_BT), sizes.layers)
-    known = [form.measured(*_layer(given, source)) for given in every]
+    wanted = by_hand(asked, sizes.layers)
+    known = [form.measured(*_layer(given, source)) for given in every if given.layer in wanted]
     if asked.cache is not None:
-        known = weighed(known, sensitivities(source, [one.remade for one in known], ids_BT))
+        known = weighed(known, sensitivities(source, [one.remade for one in known], ids_BT, progress))
     return chosen(known, form, asked, sizes)
 
 

@@ -21,6 +21,8 @@ from twofold.variants.variant import Variant
 
 STEPS = 24
 """Sizes of a latent that a budget chooses from."""
+SEEN = 0.02
+"""A share of keys and values whose loss is seen in what the model predicts."""
 
 
 class Measured(NamedTuple):
@@ -176,12 +178,15 @@ def _as_made(made: Shared) -> Measured:
 
 
 def _spectrum(asked: Request, sizes: Architecture, maps: LayerMaps, inputs: Inputs, text: Text) -> Measured:
-    """Losses of latents of all sizes, and the maps that one near the usual size makes."""
+    """Losses of latents of all sizes, and the maps that one near the usual size makes, if that is not next to lossless:
+    what such a one costs would say nothing of others.
+    """
     counted = importance(maps, inputs, text.base) if asked.weighed else None
     step, how = _step(asked, sizes), (_scope(asked), asked.parts, counted)
-    at = max(1, (asked.latent or _half(asked, sizes)) // step)
+    losses = spectrum(maps, inputs, step, *how)
+    at = asked.latent // step or max(1, min(_half(asked, sizes) // step, sum(loss >= SEEN for loss in losses) - 1))
     remade = latents(maps, inputs, min(at * step, _widest(asked, sizes)), *how).rows
-    return Measured(spectrum(maps, inputs, step, *how), remade, at)
+    return Measured(losses, remade, at)
 
 
 def _turning(maps: LayerMaps, inputs: Inputs, text: Text) -> Tensor:

@@ -79,8 +79,8 @@ def form_of(asked: Sharing, sizes: Architecture) -> Form:
 
     Raises ValueError for targets, methods and sizes that there are not, and for models that they are not made of.
     """
+    target = _target(asked.variant)
     variant = _with_heads(asked.variant, sizes)
-    target = _target(variant)
     method = asked.method or METHODS[target][0]
     if method not in METHODS[target]:
         raise ValueError(f"{variant} is made by {' or '.join(METHODS[target])}, and not by {method!r}")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from twofold.data.corpus import Corpus, load_corpus
+from twofold.data.corpus import Corpus, Document, load_corpus
 from twofold.data.packing import Windows
 from twofold.data.tokenizer import Tokenizer
 from twofold.data.tokens import tokenise
@@ -18,16 +19,16 @@ from twofold.data.tokens import tokenise
 
 @dataclass(frozen=True)
 class FittedText:
-    """Windows `ids_BT` [N, T] of `sources`, whose documents together have that hash, and each one of `digests`."""
+    """Windows `ids_BT` [N, T] of `sources`, whose documents have that hash, and each a content in `contents`."""
 
     ids_BT: Tensor  # noqa: N815
     sources: tuple[str, ...]
     sha256: str
-    digests: frozenset[str]
+    contents: frozenset[bytes]
 
     def require_apart(self, test: Corpus) -> None:
         """Raise ValueError where a document of the text to measure on was fitted to."""
-        if shared := [one.name for one in test.documents if one.digest in self.digests]:
+        if shared := [one.name for one in test.documents if _content(one) in self.contents]:
             raise ValueError(
                 f"{len(shared)} documents of {test.name} are fitted to as well, {shared[0]} first: measure on others"
             )
@@ -59,5 +60,10 @@ def read_windows(
         )
     picked = np.linspace(0, len(windows) - 1, count).round().astype(int)
     ids_BT = torch.stack([windows[int(number)]["input_ids"] for number in picked])
-    digests = frozenset(one.digest for one in documents)
-    return FittedText(ids_BT, tuple(sources), Corpus("", documents).sha256, digests)
+    contents = frozenset(_content(one) for one in documents)
+    return FittedText(ids_BT, tuple(sources), Corpus("", documents).sha256, contents)
+
+
+def _content(document: Document) -> bytes:
+    """A hash of the text alone: folders name one file in several ways."""
+    return sha256(document.text).digest() if isinstance(document.text, bytes) else document.text.sha256

@@ -42,7 +42,7 @@ class Opened:
     @property
     def variant(self) -> str | None:
         """The notation of its variant; None for a model that is not one of this package."""
-        return self.model.config.variant if self.is_own else None
+        return self.model.config.described if self.is_own else None
 
     def tokenizer(self) -> Tokenizer:
         """The model's own. ValueError where it has none, or where its files are damaged."""

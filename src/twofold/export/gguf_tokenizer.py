@@ -13,6 +13,9 @@ NO_MERGE = "~ ~"
 """llama.cpp wants a list of merges that is not empty. This one makes what is no token, and it then falls back to the
 tokens of the letters, where they are ASCII."""
 
+ALTERING = ("ignore_merges", "dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
+"""Options of BPE with which the same merges make other tokens."""
+
 
 def add_tokenizer(writer: GGUFWriter, config: Any, tokenizer: PreTrainedTokenizerBase | None) -> None:
     """Tokens, their kinds, merges and special ids; without a tokenizer the file says that it has none.
@@ -22,9 +25,9 @@ def add_tokenizer(writer: GGUFWriter, config: Any, tokenizer: PreTrainedTokenize
     if tokenizer is None:
         writer.add_tokenizer_model("none")
         return
-    model = _bpe(tokenizer)
+    model, split = _bpe(tokenizer)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_pre(split)
     names, kinds = _tokens(tokenizer, config.vocab_size)
     writer.add_token_list(names)
     writer.add_token_types(kinds)
@@ -41,18 +44,32 @@ def add_tokenizer(writer: GGUFWriter, config: Any, tokenizer: PreTrainedTokenize
             add(token)
 
 
-def _bpe(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """The model part of `tokenizer.json`."""
+def _bpe(tokenizer: PreTrainedTokenizerBase) -> tuple[dict[str, Any], str]:
+    """The model part of `tokenizer.json`, and llama.cpp's name of how text is split before it."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     whole = {} if backend is None else json.loads(backend.to_str())
-    model, before = whole.get("model", {}), whole.get("pre_tokenizer") or {}
-    known = model.get("type") == "BPE" and before.get("type") == "ByteLevel" and not before["add_prefix_space"]
-    if not known or whole.get("normalizer") or (model["merges"] and not before["use_regex"]):
+    model = whole.get("model", {})
+    split = _split(whole.get("pre_tokenizer") or {}, bool(model.get("merges")))
+    altered = [name for name in ALTERING if model.get(name)]
+    with_them = f", with {' and '.join(altered)}," if altered else ""
+    if model.get("type") != "BPE" or split is None or whole.get("normalizer") or altered:
         raise ValueError(
-            f"the tokenizer {type(tokenizer).__name__} is not byte-level BPE split as GPT-2 splits, which is "
-            "what this writes into GGUF: export as deepseek, with its own tokenizer files, and convert that"
+            f"the tokenizer {type(tokenizer).__name__}{with_them} is not byte-level BPE split as GPT-2 or SmolLM "
+            "splits, which is what this writes into GGUF: export as deepseek, with its own tokenizer files, and "
+            "convert that"
         )
-    return model
+    return model, split
+
+
+def _split(before: dict[str, Any], merges: bool) -> str | None:
+    """GPT-2's pieces, or these with every digit by itself; None for another split. Without merges none is needed."""
+    *first, last = before.get("pretokenizers") or [before]
+    if last.get("type") != "ByteLevel" or last["add_prefix_space"] or (merges and not last["use_regex"]):
+        return None
+    if not first:
+        return "gpt-2"
+    digits = [one.get("type") == "Digits" and one["individual_digits"] for one in first]
+    return "smollm" if digits == [True] else None
 
 
 def _tokens(tokenizer: PreTrainedTokenizerBase, size: int) -> tuple[list[str], list[int]]:
@@ -60,9 +77,9 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, size: int) -> tuple[list[str], l
     from gguf import TokenType
 
     names = {number: name for name, number in tokenizer.get_vocab().items()}
-    special = set(tokenizer.all_special_ids)
-    kinds = [
-        TokenType.UNUSED if number not in names else TokenType.CONTROL if number in special else TokenType.NORMAL
-        for number in range(size)
-    ]
+    kinds = [TokenType.NORMAL if number in names else TokenType.UNUSED for number in range(size)]
+    added = getattr(tokenizer, "added_tokens_decoder", {})  # these are found in text before it is split
+    for number in sorted({*added, *tokenizer.all_special_ids} & names.keys()):
+        special = number in tokenizer.all_special_ids or added[number].special
+        kinds[number] = TokenType.CONTROL if special else TokenType.USER_DEFINED
     return [names.get(number, f"[UNUSED{number}]") for number in range(size)], kinds

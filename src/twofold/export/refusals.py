@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from twofold.models.architecture import Architecture, Reach
 from twofold.variants.tensors import matrices
@@ -18,10 +18,10 @@ def common_reasons(sizes: Architecture) -> Iterator[str]:
         return
     if is_mixture(sizes):
         latents = sorted({one.latent_width for one in sizes.each})
-        differ = (
-            f"latents of {' and '.join(map(str, latents))} dims" if len(set(sizes.variants)) == 1 else sizes.described
+        differ = f"latents of {_listed(latents)} dims" if len(set(sizes.variants)) == 1 else sizes.described
+        yield (
+            f"its layers differ ({differ}), and the target's are all alike: use one variant and latent for all, {NEAREST}"
         )
-        yield f"its layers differ ({differ}), and the target's are all alike: use one variant and latent for all"
         return
     if sizes.block == "paper":
         yield (
@@ -50,6 +50,12 @@ def common_reasons(sizes: Architecture) -> Iterator[str]:
             f"its layers read the rows of others (CLA-{sizes.variant.row_layers}), and every layer of the target makes "
             "its own: drop the CLA"
         )
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """`3, 4 and 5`."""
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def is_mixture(sizes: Architecture) -> bool:

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
 from twofold.environment import environment, package_version
 from twofold.healing.control import Control, weights_hash
-from twofold.healing.measures import measure
-from twofold.healing.objective import Distillation
+from twofold.healing.measures import measure, most_positions
+from twofold.healing.objective import Distillation, require_equal_layers
 from twofold.healing.record import (
     RECORD_FILE,
     ControlRecord,
@@ -23,14 +24,16 @@ from twofold.healing.record import (
     ratios,
     write_heal_record,
 )
-from twofold.healing.settings import HealingSettings
+from twofold.healing.settings import OF_THE_CONTROL, HealingSettings
 from twofold.healing.texts import HealingTexts
 from twofold.healing.training import train_on
+from twofold.healing.weights import require_peft
 from twofold.models.decoder import TwofoldForCausalLM
 from twofold.models.load import MODEL_FOLDER
 from twofold.study.execute import Watcher, save_model
 from twofold.study.record import SETTINGS_FILE, Environment, write_atomically
 from twofold.training import checkpoints, processes
+from twofold.training.metrics import DivergedError
 
 CONTROLS = "controls"
 MEASURED_FILE = "measured.json"
@@ -56,7 +59,9 @@ class Healing:
     command: str = ""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a teacher of other tokens or one that makes no control, and for several processes."""
+        """Raises ValueError for a teacher of other tokens, of too few positions, of other layers where these are
+        compared or one that makes no control; for missing packages, and for several processes.
+        """
         own, taught = self.model.config.vocab_size, self.teacher.config.vocab_size
         if own != taught:
             raise ValueError(
@@ -72,19 +77,45 @@ class Healing:
             raise ValueError(
                 f"a {self.teacher.config.model_type!r} teacher cannot be trained here, only teach: give --no-control"
             )
+        for name, model in (("model", self.model), ("teacher", self.teacher)):
+            if self.settings.context > (most := most_positions(model)):
+                raise ValueError(
+                    f"the {name} has {most:,} positions, too few for windows of {self.settings.context:,} tokens: give "
+                    f"--context {most} or less"
+                )
+        for text in (self.model_name, self.teacher_name, self.command, str(self.out), *self.texts.record.sources):
+            if not _is_unicode(text):
+                raise ValueError(f"{text!r} has bytes that are no UTF-8, which the record cannot hold: rename it")
+        if self.settings.layer_loss:
+            require_equal_layers(self.model, self.teacher)
+        if self.settings.lora:
+            require_peft()
+        if self.settings.control and self.controls.exists() and not self.controls.is_dir():
+            raise ValueError(f"{self.controls} is no folder, which controls are kept in: give another --controls")
         if processes.count() > 1:
             raise ValueError(f"healing takes one process, and there are {processes.count()}: start it without torchrun")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # of a name on disk, read with surrogates for bytes
+        return False
+    return True
 
 
 def heal(job: Healing, watching: Watching) -> HealRecord:
     """Train, measure and write the folder `out`: model/, metrics.jsonl, evaluations.jsonl, and last of all heal.json.
 
     Goes on where an earlier call with equal models, text and settings was interrupted, and then ends with the same
-    weights, on a CPU bit by bit. Raises ValueError where `out` holds anything else.
+    weights, on a CPU bit by bit; only what is asked of the control may differ. Raises ValueError where `out` holds
+    anything else, and `DivergedError` where a loss is no number.
     """
     _claim(job)
     control = Control(job.teacher, job.texts, job.settings, job.controls) if job.settings.control else None
     earlier = control.found() if control else None
+    if control:
+        control.folder.mkdir(parents=True, exist_ok=True)  # now, and not when the healing is done
     with watching("healing") as watcher:
         before = earlier.before if earlier else _measured(job, "teacher", job.teacher, watcher)
         converted = _measured(job, "converted", job.model, watcher)
@@ -104,7 +135,7 @@ def heal(job: Healing, watching: Watching) -> HealRecord:
     record = _record(job, before, converted, healed, trained, found, earlier is not None)
     write_heal_record(record, job.out)
     checkpoints.remove(job.out)
-    (job.out / MEASURED_FILE).unlink()
+    (job.out / MEASURED_FILE).unlink(missing_ok=True)
     return record
 
 
@@ -157,15 +188,23 @@ def _claim(job: Healing) -> None:
         "tokenizer": job.texts.record.tokenizer,
         **job.settings.comparable(),
     }
-    noted = json.dumps(settings, indent=2).encode() + b"\n"
     path = job.out / SETTINGS_FILE
-    if not may_go_on(job.out) or (path.is_file() and path.read_bytes() != noted):
+    if not may_go_on(job.out) or (path.is_file() and not _goes_with(path, settings)):
         raise ValueError(
             f"{job.out} exists, and is no interrupted healing of this model with these settings: choose another folder "
             "with --out, or remove it"
         )
     job.out.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, noted)
+    write_atomically(path, json.dumps(settings, indent=2).encode() + b"\n")
+
+
+def _goes_with(path: Path, settings: dict[str, Any]) -> bool:
+    """Whether what is noted there are these settings, but for those of the control."""
+    try:
+        noted = json.loads(path.read_bytes())
+    except ValueError:
+        return False
+    return isinstance(noted, dict) and noted | {name: settings[name] for name in OF_THE_CONTROL} == settings
 
 
 def _measured(job: Healing, name: str, model: PreTrainedModel, watcher: Watcher) -> Measured:
@@ -173,14 +212,17 @@ def _measured(job: Healing, name: str, model: PreTrainedModel, watcher: Watcher)
     path = job.out / MEASURED_FILE
     known = json.loads(path.read_bytes()) if path.is_file() else {}
     if name not in known:
-        found = measure(
-            model,
-            job.texts.held_out,
-            job.texts.tokenizer,
-            job.settings.context,
-            job.settings.seed,
-            watcher.evaluated,
-        )
+        try:
+            found = measure(
+                model,
+                job.texts.held_out,
+                job.texts.tokenizer,
+                job.settings.context,
+                job.settings.seed,
+                watcher.evaluated,
+            )
+        except DivergedError as error:
+            raise DivergedError(f"the {name} model: {error}") from error
         known[name] = found.model_dump(mode="json")
         write_atomically(path, json.dumps(known).encode())
     return Measured.model_validate(known[name])

@@ -46,6 +46,16 @@ def measure(
     )
 
 
+def most_positions(model: PreTrainedModel) -> float:
+    """Tokens that a window may have; infinite where positions turn queries and keys. What another family's
+    configuration says, whatever its positions are: a model reads nothing well that is longer than all it has learnt.
+    """
+    if isinstance(model, TwofoldForCausalLM):
+        sizes = model.config.architecture
+        return sizes.positions if sizes.learned_positions else math.inf
+    return getattr(model.config, "max_position_embeddings", None) or math.inf
+
+
 def variant_label(model: PreTrainedModel) -> str:
     """The notation of its variant, of several those of its layers with their number; another family's model type."""
     if not isinstance(model, TwofoldForCausalLM):

@@ -69,20 +69,26 @@ class Distillation:
 
 
 def layer_error(learnt: Sequence[Tensor], taught: Sequence[Tensor]) -> Tensor:
-    """Mean over layers and tokens of ‖h_s − h_t‖² / ‖h_t‖², of hidden states [B, T, M] one per layer.
+    """Mean over layers and tokens of ‖h_s − h_t‖² / ‖h_t‖², of hidden states [B, T, M], as many of both.
 
-    The first, the embeddings, is left out: nothing before it differs. ValueError where layers are not equally many.
+    The first, the embeddings, is left out: nothing before it differs.
     """
-    if len(learnt) != len(taught):
-        raise ValueError(
-            f"the model has {len(learnt) - 1} layers and its teacher {len(taught) - 1}: outputs of layers can be "
-            "compared where there are equally many; leave --layer-loss out"
-        )
     errors = [
         ((one - other).square().sum(-1) / other.square().sum(-1)).mean()
         for one, other in zip(learnt[1:], taught[1:], strict=True)
     ]
     return torch.stack(errors).mean()
+
+
+def require_equal_layers(model: PreTrainedModel, teacher: PreTrainedModel) -> None:
+    """Raise ValueError where outputs of layers cannot be compared: they are more, or of another width."""
+    for what, name in (("layers", "num_hidden_layers"), ("dims of width", "hidden_size")):
+        own, taught = getattr(model.config, name), getattr(teacher.config, name)
+        if own != taught:
+            raise ValueError(
+                f"the model has {own} {what} and its teacher {taught}: outputs of layers can be compared where there "
+                "are equally many; leave --layer-loss out"
+            )
 
 
 def _read(model: TwofoldForCausalLM, inputs: dict[str, Tensor], layers: bool) -> tuple[Tensor, Sequence[Tensor]]:

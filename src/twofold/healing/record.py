@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt
+from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt, field_validator
 
+from twofold.healing.settings import HealingSettings
 from twofold.study.record import (
     CurvePoint,
     Environment,
@@ -22,6 +23,8 @@ from twofold.study.record import (
 
 RECORD_FILE = "heal.json"
 REMEDY = "heal the model again"
+Loss = Annotated[FiniteFloat, Field(le=700)]
+"""Nats per token whose exp(), the perplexity, is a number as well."""
 
 
 class Recall(Part):
@@ -58,7 +61,7 @@ class Evaluated(Part):
     """The held-out `loss` in nats per token after so many training tokens, and what it took."""
 
     tokens: NonNegativeInt
-    loss: FiniteFloat
+    loss: Loss
     seconds: NotNegative
 
     @property
@@ -80,7 +83,7 @@ class TrainingRecord(Part):
     seconds: Finite
     tokens_per_second: Finite
     curve: tuple[CurvePoint, ...]
-    evaluations: tuple[Evaluated, ...]
+    evaluations: tuple[Evaluated, ...] = Field(min_length=1)
 
     @property
     def best(self) -> Evaluated:
@@ -135,6 +138,11 @@ class HealRecord(Part):
     environment: Environment
     packages: dict[str, str | None]
     model_config_of_healed: dict[str, Any]
+
+    @field_validator("settings")
+    @classmethod
+    def _are_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        return HealingSettings.model_validate(settings).model_dump(mode="json")
 
     def rows(self) -> list[tuple[str, Measured]]:
         """The models by the names that tables give them."""

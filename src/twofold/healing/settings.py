@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from twofold.training.settings import MACHINE_FIELDS, TrainingSettings
 
-OF_THE_STUDENT = ("temperature", "layer_loss", "cross_entropy", "control", "control_lr")
+OF_THE_CONTROL = ("control", "control_lr")
+"""Settings that the healed model does not depend on: a healing may go on with others."""
+OF_THE_STUDENT = ("temperature", "layer_loss", "cross_entropy", *OF_THE_CONTROL)
 """Settings that the control does not depend on."""
 EVALUATIONS = 5
 """Evaluations in between, unless `every` says how many tokens lie between them."""
@@ -24,7 +26,7 @@ class HealingSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     tokens: int = Field(ge=1, description="training tokens")
-    context: int = Field(1024, ge=2, description="tokens per window")
+    context: int = Field(1024, ge=4, description="tokens per window; half as many make the shortest recall, of two")
     train: Literal["attention", "all"] = Field("attention", description="the weights that learn")
     lora: int = Field(0, ge=0, description="rank of adapters on the projections, in the place of the weights; 0: none")
     temperature: float = Field(1.0, gt=0)
@@ -36,6 +38,15 @@ class HealingSettings(BaseModel):
     control_lr: float = Field(0.0, ge=0, description="the control's learning rate; 0 for the same")
     seed: int = Field(0, ge=0, lt=2**32)
     training: TrainingSettings = TrainingSettings(batch=4, learning_rate=3e-4, weight_decay=0.0)
+
+    @model_validator(mode="after")
+    def _one_choice(self) -> Self:
+        if self.lora and self.train == "all":
+            raise ValueError(
+                f"adapters of rank {self.lora} (--lora) learn beside the projections of attention, and --train all "
+                "takes the weights themselves: give one of the two"
+            )
+        return self
 
     @property
     def steps(self) -> int:

@@ -97,8 +97,15 @@ def _sample(documents: Sequence[Document], tokenizer: Tokenizer, most: int) -> t
         return tuple(documents), tokens
     cut = []
     for document in documents:
-        kept = document.content[: max(1, round(document.size * most / tokens))]
-        text = kept.decode(errors="ignore").encode()  # a cut through a character is no text
-        cut.append(Document(document.name, text))
+        size = max(1, round(document.size * most / tokens))
+        cut.append(Document(document.name, _beginning(document.content, size)))
     counts = [len(text) + 1 for text in tokenizer.encode_batch([document.content for document in cut])]
     return tuple(cut), sum(counts)
+
+
+def _beginning(content: bytes, size: int) -> bytes:
+    """About so many bytes: whole characters, of UTF-8 text at least one, since a part of one is no text."""
+    for end in range(size, size + 4):
+        if text := content[:end].decode(errors="ignore"):
+            return text.encode()
+    return content[:size]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ from twofold.healing.settings import HealingSettings
 from twofold.healing.texts import HealingTexts
 from twofold.healing.weights import learning
 from twofold.study.execute import Watcher, thinned
+from twofold.study.record import write_atomically
+from twofold.training.metrics import DivergedError
 from twofold.training.run import train
 from twofold.training.trainer import Loss
 
@@ -25,7 +28,8 @@ EVALUATIONS_FILE = "evaluations.jsonl"
 class Evaluations(TrainerCallback):
     """The loss on the text's sample before the first step, every so many steps, and after the last; a JSON line each.
 
-    In a run that goes on, what the file says of later steps than the checkpoint's is dropped.
+    In a run that goes on, what the file says of later steps than the checkpoint's is dropped. Raises `DivergedError`
+    where the perplexity is no number.
     """
 
     def __init__(self, path: Path, texts: HealingTexts, settings: HealingSettings, watcher: Watcher) -> None:
@@ -37,7 +41,7 @@ class Evaluations(TrainerCallback):
         """Keep what was found up to here; at the very beginning there is nothing yet."""
         done = state.global_step * self.settings.tokens_per_step
         kept = [one for one in self.found() if one.tokens <= done] if state.global_step else []
-        self.path.write_text("".join(_line(one) for one in kept))
+        write_atomically(self.path, "".join(_line(one) for one in kept).encode())
         if not state.global_step:
             self._evaluate(kwargs["model"], 0)
 
@@ -61,6 +65,10 @@ class Evaluations(TrainerCallback):
             progress=self.watcher.evaluated,
             tokenizer=self.texts.tokenizer,
         )
+        if not math.isfinite(found.perplexity):
+            raise DivergedError(
+                f"the held-out loss is {found.loss} after {tokens:,} tokens of training: lower the learning rate"
+            )
         with self.path.open("a") as file:
             file.write(_line(Evaluated(tokens=tokens, loss=found.loss, seconds=time.perf_counter() - started)))
 

@@ -60,8 +60,7 @@ def learning(model: PreTrainedModel, train: str, lora: int, seed: int) -> Iterat
 
 def add_adapters(model: PreTrainedModel, rank: int, seed: int = 0) -> None:
     """Put an adapter of that rank beside every matrix of the seam, in place. It adds 0 until it has learnt."""
-    if package_version("peft") is None:
-        raise ValueError("adapters (--lora) need the package peft: pip install 'twofold[heal]'")
+    require_peft()
     from peft import LoraConfig, inject_adapter_in_model
 
     names = projection_names(model)
@@ -71,6 +70,12 @@ def add_adapters(model: PreTrainedModel, rank: int, seed: int = 0) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         inject_adapter_in_model(config, model, ADAPTER)
+
+
+def require_peft() -> None:
+    """Raise ValueError where the package that makes adapters is missing."""
+    if package_version("peft") is None:
+        raise ValueError("adapters (--lora) need the package peft: pip install 'twofold[heal]'")
 
 
 def merge_adapters(model: nn.Module) -> None:

@@ -105,6 +105,11 @@ class TwofoldConfig(PreTrainedConfig):
         return Architecture(**{**given, "window": self.sliding_window or 0})
 
     @property
+    def described(self) -> str:
+        """The variant; of layers that differ, how many have which."""
+        return self.architecture.described
+
+    @property
     def num_key_value_heads(self) -> int:
         """Key/value heads G, which follow from the variant."""
         return self.architecture.kv_heads

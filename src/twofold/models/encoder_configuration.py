@@ -86,6 +86,11 @@ class TwofoldEncoderConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     @property
+    def described(self) -> str:
+        """The variant, as `TwofoldConfig` tells it."""
+        return self.variant
+
+    @property
     def parsed_variant(self) -> Variant:
         """The variant that the notation names."""
         return parse(self.variant)

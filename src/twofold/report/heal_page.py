@@ -122,10 +122,12 @@ def _lead(record: HealRecord) -> str:
 
 def _tiles(record: HealRecord) -> list[tuple[str, str]]:
     """A few large numbers under the headline, as (number, what it counts)."""
-    shrunk = record.before.cache_bytes_per_token / record.healed.cache_bytes_per_token
+    share = record.healed.cache_bytes_per_token / record.before.cache_bytes_per_token
     tiles = [
         (bytes_text(record.healed.cache_bytes_per_token), "cache per token, measured"),
-        (times_text(shrunk), "smaller than the teacher’s"),
+        (times_text(1 / share), "smaller than the teacher’s")
+        if share < 1
+        else (percent_text(share), "of the teacher’s"),
         (count_text(record.training.tokens), "tokens of healing"),
         (f"{100 * record.healed.recall.accuracy:.0f} %", "recall of random sequences, healed"),
     ]
