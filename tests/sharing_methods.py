@@ -31,16 +31,15 @@ WAYS = {
     "latent per head, plain": ("MLA on_read", {"method": "latent-head", **PLAIN}),
     "latent per head": ("MLA on_read", {"method": "latent-head"}),
     "one latent, plain": ("MLA on_read", PLAIN),
-    "one latent, weighed": ("MLA on_read", {"refit": False}),
     "one latent": ("MLA on_read", {}),
     "one latent, sizes by loss": ("MLA on_read", {"cache": 0.5}),
-    "one latent and a rotary key": ("MLA", {"rotary_dims": 32}),
-    "latent per head and a rotary key": ("K=V decoupled", {"rotary_dims": 32}),
-    "heads merged, low-rank": ("MQA", {}),
-    "heads merged, mean": ("MQA", {"method": "mean"}),
     "three quarters: one latent": ("MLA on_read", {"latent": 0.75}),
     "three quarters: sizes by loss": ("MLA on_read", {"cache": 0.75}),
+    "one latent and a rotary key": ("MLA", {"rotary_dims": 32}),
+    "heads merged, low-rank": ("MQA", {}),
+    "latent per head and a rotary key": ("K=V decoupled", {"rotary_dims": 32}),
     "three quarters: half of the layers": ("MLA on_read", {"latent": 0.5, "cache": 0.75}),
+    "heads merged, mean": ("MQA", {"method": "mean"}),
 }
 """What it is called: the variant, and fields of `Sharing`; a latent as a share of what keys and values take."""
 
