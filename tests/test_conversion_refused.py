@@ -10,6 +10,7 @@ from small_checkpoints import SIZES, checkpoint
 from twofold.conversion.convert import convert_in, convert_out
 from twofold.conversion.families import FAMILIES
 from twofold.conversion.names import tensors_in, tensors_out
+from twofold.conversion.source import open_source
 from twofold.models.configuration import TwofoldConfig
 from twofold.models.decoder import TwofoldForCausalLM
 
@@ -63,6 +64,17 @@ def test_families_that_the_decoder_has_not(kind, message):
     config = CONFIG_MAPPING[kind](**fields, num_hidden_layers=1)
     with pytest.raises(ValueError, match=f"a '{kind}' model does not convert: .*{message}.*families that do are llama"):
         convert_in(AutoModelForCausalLM.from_config(config))
+
+
+def test_tensors_that_transformers_renames_are_not_called_unknown(tmp_path):
+    """GPT-NeoX's head lies in files as `embed_out`; as a teacher such a model opens, and it does not convert."""
+    fields = {k: v for k, v in SIZES.items() if k in ("vocab_size", "hidden_size", "num_attention_heads")}
+    AutoModelForCausalLM.from_config(CONFIG_MAPPING["gpt_neox"](**fields, num_hidden_layers=1)).save_pretrained(
+        tmp_path
+    )
+    assert open_source(str(tmp_path)).model.config.model_type == "gpt_neox"
+    with pytest.raises(ValueError, match="side by side"):
+        convert_in(str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from small_checkpoints import checkpoint
-from small_healing import BATCH, CONTEXT, HOW, STEPS, KilledError, healing_texts, job, settings, student, watching
+from small_healing import BATCH, CONTEXT, HOW, KilledError, job, settings, student, watching
 from twofold.conversion.convert import convert_in
 from twofold.data.byte_tokens import VOCABULARY
 from twofold.data.tokenizer import BYTES

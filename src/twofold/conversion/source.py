@@ -10,6 +10,7 @@ from safetensors import safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
+from twofold.conversion.families import FAMILIES
 from twofold.conversion.names import SHOWN
 from twofold.explain.load import Opened, open_model
 from twofold.models.load import CONFIG_FILE
@@ -24,10 +25,11 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vo
 def open_source(name: str) -> Opened:
     """The model in a folder, a .gguf file or of that name on the hub, as `explain.load.open_model` opens it.
 
-    Raises ValueError, by name, for tensors in its files that the model has no place for, too.
+    Raises ValueError, by name, for tensors in its files that the model has no place for, too. Families that do not
+    convert are left out: transformers may rename some of their tensors when it reads them.
     """
     opened = open_model(name)
-    if not opened.is_own and (unknown := _unknown(opened)):
+    if opened.model.config.model_type in FAMILIES and (unknown := _unknown(opened)):
         more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
         raise ValueError(
             f"{name} holds {', '.join(unknown[:SHOWN])}{more}, and a {opened.model.config.model_type!r} model has no "

@@ -20,7 +20,8 @@ def common_reasons(sizes: Architecture) -> Iterator[str]:
         latents = sorted({one.latent_width for one in sizes.each})
         differ = f"latents of {_listed(latents)} dims" if len(set(sizes.variants)) == 1 else sizes.described
         yield (
-            f"its layers differ ({differ}), and the target's are all alike: use one variant and latent for all, {NEAREST}"
+            f"its layers differ ({differ}), and the target's are all alike: use one variant and latent for all, "
+            f"{NEAREST}"
         )
         return
     if sizes.block == "paper":
