@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import sharing_methods
 from command_line import run
 from small_checkpoints import checkpoint
 from tiny_study import write_texts
@@ -13,7 +14,8 @@ from twofold.conversion.families import FAMILIES
 from twofold.conversion.sharing_plan import METHODS
 from twofold.data.byte_tokens import VOCABULARY, byte_tokenizer
 
-PAGE = (Path(__file__).parent.parent / "docs" / "conversion.md").read_text()
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "conversion.md").read_text()
 SMALLER = {"32": "2", "4-11": "1-2", "1M": "60"}
 FIT = ("--tokens", "700", "--context", "53")
 HEAL = ("--context", "31", "--batch", "2", "--no-control")
@@ -56,7 +58,15 @@ def test_its_tables_name_every_family_and_method():
 
 
 def test_its_options_are_the_commands(capsys):
-    told = set(re.findall(r"--[a-z-]+[a-z]", PAGE))
+    own = re.sub(r"^.*python tests/.*$", "", PAGE, flags=re.MULTILINE)
+    told = set(re.findall(r"--[a-z-]+[a-z]", own))
     help_text = "".join(run(capsys, verb, "--help").out for verb in ("convert", "heal", "export"))
     assert told
     assert all(option in help_text for option in told)
+
+
+def test_its_measured_table_is_that_of_the_record(capsys):
+    block = re.compile(r"<!-- python tests/sharing_methods.py (.*?) -->\n(.*?)<!-- made -->", re.DOTALL)
+    command, table = block.search(PAGE).groups()
+    sharing_methods.main([word.replace("docs/", f"{ROOT}/docs/") for word in shlex.split(command)])
+    assert capsys.readouterr().out.strip() == table.strip()
