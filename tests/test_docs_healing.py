@@ -47,7 +47,8 @@ def test_its_commands_and_its_python_run(capsys):
 
 
 def test_its_options_are_the_commands(capsys):
-    told = set(re.findall(r"--[a-z-]+[a-z]", PAGE))
+    healing = re.sub(r"^twofold convert .*$|^<!-- .*$", "", PAGE, flags=re.MULTILINE)
+    told = set(re.findall(r"--[a-z-]+[a-z]", healing))
     help_text = run(capsys, "heal", "--help").out
     assert told
     assert all(option in help_text for option in told)
