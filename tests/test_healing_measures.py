@@ -11,7 +11,9 @@ from every_variant import KINDS, every_model
 from small_healing import CONTEXT, healing_texts, original, settings, teacher
 from twofold.data.tokenizer import BYTES
 from twofold.evaluation.heldout import evaluate
+from twofold.healing.control import weights_hash
 from twofold.healing.measures import cache_bytes, measure, recall, variant_label
+from twofold.models.decoder import TwofoldForCausalLM
 
 VOCABULARY, LENGTH, SEQUENCES = 101, 13, 5
 
@@ -87,3 +89,13 @@ def test_the_sample_is_the_beginning_of_every_document(tmp_path):
         assert 0 < short.size < whole.size
     assert texts.record.sampled_tokens == pytest.approx(50, abs=3 * len(texts.sample))
     assert healing_texts(tmp_path, settings(sample=10_000)).sample == texts.held_out
+
+
+def test_a_model_has_one_hash_wherever_it_lies(tmp_path):
+    model = teacher()
+    model.save_pretrained(tmp_path / "saved")
+    again = TwofoldForCausalLM.from_pretrained(tmp_path / "saved")
+    assert weights_hash(again) == weights_hash(model)
+    with torch.no_grad():
+        next(again.parameters())[0] += 1
+    assert weights_hash(again) != weights_hash(model)

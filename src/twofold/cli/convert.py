@@ -95,7 +95,18 @@ def convert(
     along where there is one.
     """
     options = Options(
-        tuple(text or ()), method, layers, cache, latent, groups, rotary_dims, refit, weighed, tokens, context, test
+        text=tuple(text or ()),
+        method=method,
+        layers=layers,
+        cache=cache,
+        latent=latent,
+        groups=groups,
+        rotary_dims=rotary_dims,
+        refit=refit,
+        weighed=weighed,
+        tokens=tokens,
+        context=context,
+        test=test,
     )
     if shown is not None:
         if model or out or to or options.given:

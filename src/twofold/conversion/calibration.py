@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -75,21 +76,23 @@ def maps_of(model: TwofoldForCausalLM, layer: int) -> LayerMaps:
     return layer_maps(*weights, heads=seam.sizes.heads, kv_heads=seam.kv_heads)
 
 
-class watched:  # noqa: N801  (used as a function: with watched(module) as seen)
-    """While the block lasts, `x_BTM` is what the module was last given, and `output_BTM` what it made of it."""
+class Seen:
+    """What a module was last given, `x_BTM`, and what it made of it, `output_BTM`."""
 
     x_BTM: Tensor  # noqa: N815
     output_BTM: Tensor  # noqa: N815
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
 
-    def __enter__(self) -> watched:
-        def keep(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
-            self.x_BTM, self.output_BTM = arguments[0], output[0] if isinstance(output, tuple) else output
+@contextmanager
+def watched(module: nn.Module) -> Iterator[Seen]:
+    """While the block lasts, what `module` is called with is seen."""
+    seen = Seen()
 
-        self._hook = self._module.register_forward_hook(keep)
-        return self
+    def keep(module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
+        seen.x_BTM, seen.output_BTM = arguments[0], output[0] if isinstance(output, tuple) else output
 
-    def __exit__(self, *error: object) -> None:
-        self._hook.remove()
+    hook = module.register_forward_hook(keep)
+    try:
+        yield seen
+    finally:
+        hook.remove()

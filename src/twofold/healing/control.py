@@ -30,7 +30,8 @@ from twofold.study.record import Environment, read_checked, to_json, write_atomi
 
 RECORD_FILE = "control.json"
 KEY_DIGITS = 12
-PASSING = ("_name_or_path", "transformers_version", "dtype")
+PASSING = ("_name_or_path", "transformers_version", "dtype", "architectures")
+"""Fields of a configuration that say where a model was, and nothing of what it computes."""
 
 
 class Control:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -60,10 +59,7 @@ def variant_label(model: PreTrainedModel) -> str:
     """The notation of its variant, of several those of its layers with their number; another family's model type."""
     if not isinstance(model, TwofoldForCausalLM):
         return str(model.config.model_type)
-    counts = Counter(str(variant) for variant in model.config.architecture.variants)
-    if len(counts) == 1:
-        return next(iter(counts))
-    return ", ".join(f"{count} × {notation}" for notation, count in counts.items())
+    return model.config.described
 
 
 @torch.no_grad()

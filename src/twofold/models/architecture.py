@@ -195,6 +195,16 @@ class Architecture:
         """For each layer, a model of which all layers are like it: this one, unless `is_mixed`."""
         return mixture.each(self) if self.is_mixed else (self,) * self.layers
 
+    @cached_property  # asked for each token
+    def kinds(self) -> tuple[tuple[Architecture, Reach], ...]:
+        """What layers are like and what they see, of all layers; each pair once."""
+        return tuple(dict.fromkeys(zip(self.each, self.reaches, strict=True)))
+
+    @cached_property  # asked for each token
+    def kind_of(self) -> tuple[int, ...]:
+        """For each layer the number of its kind."""
+        return tuple(map(self.kinds.index, zip(self.each, self.reaches, strict=True)))
+
     def at(self, layer: int) -> Architecture:
         """A model of which all layers are like this one."""
         return self.each[layer]

@@ -146,12 +146,12 @@ class TwofoldModel(TwofoldPreTrainedModel):
 
     def rotations(self, positions_BT: Tensor, dtype: torch.dtype) -> list[Rotation | None]:
         """For each layer what turns its queries and keys; layers that turn alike have one object."""
-        made: dict[tuple[int, tuple[float, ...]], Rotation | None] = {(0, ()): None}
-        kinds = [(one.rotated_dims, one.rotary_exponents) for one in self.sizes.each]
-        for dims, exponents in kinds:
-            if (dims, exponents) not in made:
-                made[dims, exponents] = rotation(positions_BT, dims, self.sizes.rotary_base, dtype, exponents)
-        return [made[kind] for kind in kinds]
+        angles = [(one.rotated_dims, one.rotary_exponents) for one, _ in self.sizes.kinds]
+        made = {
+            (dims, exponents): rotation(positions_BT, dims, self.sizes.rotary_base, dtype, exponents) if dims else None
+            for dims, exponents in dict.fromkeys(angles)
+        }
+        return [made[angles[number]] for number in self.sizes.kind_of]
 
 
 class TwofoldForCausalLM(TwofoldPreTrainedModel, GenerationMixin):

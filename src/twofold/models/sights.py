@@ -55,13 +55,13 @@ def sights(
         return (Sight(_token_mask(attention_mask, cache, positions_BT, len(x_BTM))),) * sizes.layers
     _require_masks(config, reaches)
     masks = {reach: _mask(config, x_BTM, attention_mask, cache, positions_BT, reach) for reach in reaches}
-    turns: dict[tuple[Architecture, Reach], Rotation | None] = {}
-    for one, reach, turned in zip(sizes.each, sizes.reaches, by, strict=True):
-        if (one, reach) not in turns:
-            on_read = turned is not None and turned_on_read(one.variant)
-            of_rows = _row_rotation(one, attention_mask, cache, positions_BT, turned, reach.window) if on_read else None
-            turns[one, reach] = of_rows
-    return tuple(Sight(masks[reach], turns[one, reach]) for one, reach in zip(sizes.each, sizes.reaches, strict=True))
+    made = []
+    for number, (one, reach) in enumerate(sizes.kinds):
+        turned = by[sizes.kind_of.index(number)]
+        on_read = turned is not None and turned_on_read(one.variant)
+        of_rows = _row_rotation(one, attention_mask, cache, positions_BT, turned, reach.window) if on_read else None
+        made.append(Sight(masks[reach], of_rows))
+    return tuple(made[number] for number in sizes.kind_of)
 
 
 def decode_sights(
@@ -78,31 +78,28 @@ def decode_sights(
     """
     if sizes.is_recurrent:
         return None
-    kinds = {one: one.rotated_dims > 0 and turned_on_read(one.variant) for one in dict.fromkeys(sizes.each)}
-    if any(kinds.values()) and cache is not None and not torch.compiler.is_compiling():
+    on_read = [one.rotated_dims > 0 and turned_on_read(one.variant) for one, _ in sizes.kinds]
+    if any(on_read) and cache is not None and not torch.compiler.is_compiling():
         _require_counted(cache, attention_mask, positions_BT)
-    reaches = sizes.reaches
-    if config._attn_implementation != "sdpa" or sizes.sinks or any(reach.block for reach in reaches):
+    if config._attn_implementation != "sdpa" or sizes.sinks or any(reach.block for _, reach in sizes.kinds):
         return None
-    if any(on_read and one.variant.latent for one, on_read in kinds.items()):
+    if any(turned and one.variant.latent for turned, (one, _) in zip(on_read, sizes.kinds, strict=True)):
         return None  # keys have yet to be made
-    steps: dict[Architecture, DecodeMask] = {}
-    for one, on_read in kinds.items():
+    made = []
+    for turned, (one, reach) in zip(on_read, sizes.kinds, strict=True):
         step = decode_mask(
             x_BTM,
             attention_mask,
             cache,
             one.row_layout,
             positions_BT=positions_BT,
-            frequencies=frequencies(one.rotated_dims, one.rotary_base, x_BTM.device) if on_read else None,
-            windows=any(reach.window for reach in reaches),
+            frequencies=frequencies(one.rotated_dims, one.rotary_base, x_BTM.device) if turned else None,
+            windows=any(reach.window for _, reach in sizes.kinds),
         )
         if step is None:
             return None
-        steps[one] = step
-    return tuple(
-        Sight(steps[one]._replace(window=reach.window)) for one, reach in zip(sizes.each, reaches, strict=True)
-    )
+        made.append(Sight(step._replace(window=reach.window)))
+    return tuple(made[number] for number in sizes.kind_of)
 
 
 def _require_counted(cache: Cache, attention_mask: Tensor | None, positions_BT: Tensor) -> None:
