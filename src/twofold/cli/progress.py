@@ -21,11 +21,13 @@ STEADY_STEPS, STEADY_SHARE, STEADY_SECONDS = 10, 0.05, 5.0
 
 
 def quiet_libraries() -> None:
-    """Turn off what transformers prints: its bars would tear ours apart, and our errors say what its warnings do."""
+    """Turn off what transformers and its hub print: bars would tear ours apart, and our errors say what warnings do."""
+    from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+    hub_logging.set_verbosity_error()
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # read when datasets is imported, if it ever is
 
 

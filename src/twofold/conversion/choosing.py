@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from torch import Tensor
+
 from twofold.conversion.budget import allocate, select
 from twofold.conversion.rotary_importance import choose_pairs
 from twofold.conversion.sharing_forms import Form, Measured
@@ -48,11 +50,6 @@ def require_choice(form: Form, asked: Sharing, sizes: Architecture) -> None:
         )
 
 
-def needs_measures(form: Form, asked: Sharing) -> bool:
-    """Whether something is to be chosen by what it loses."""
-    return asked.cache is not None or form.rotary_dims > 0
-
-
 def weighed(known: Sequence[Measured], costs: Sequence[float]) -> list[Measured]:
     """The losses in the unit of `costs`, which are those of each layer's `remade` maps: all sizes in proportion.
 
@@ -69,8 +66,13 @@ def weighed(known: Sequence[Measured], costs: Sequence[float]) -> list[Measured]
     ]
 
 
-def chosen(known: Sequence[Measured], form: Form, asked: Sharing, sizes: Architecture) -> Choice:
-    """The choice, by what is known of the layers `by_hand`, in their order: nothing, unless `needs_measures` is true.
+def chosen(
+    known: Sequence[Measured], turning: Sequence[Tensor], form: Form, asked: Sharing, sizes: Architecture
+) -> Choice:
+    """The choice, by what is known of the layers `by_hand`, in their order.
+
+    `known` is asked for a share of the cache, and `turning` [D/2] each (`sharing_forms.turning_of`) for rotary pairs;
+    else they may be empty.
 
     Raises ValueError as `require_choice`.
     """
@@ -81,9 +83,9 @@ def chosen(known: Sequence[Measured], form: Form, asked: Sharing, sizes: Archite
     else:
         choose = _sized if _sizes_vary(form, asked) else _counted
         latents = choose(known, form, _allowed(asked.cache, sizes), sizes)
-    of_layers = zip(known, by_hand(asked, sizes.layers), strict=bool(known))
-    turning = [one.turning_P for one, layer in of_layers if latents[layer] is not None and one.turning_P is not None]
-    return Choice(latents, choose_pairs(turning, form.rotary_dims) if turning else ())
+    of_layers = zip(turning, by_hand(asked, sizes.layers), strict=bool(turning))
+    taken = [one for one, layer in of_layers if latents[layer] is not None]
+    return Choice(latents, choose_pairs(taken, form.rotary_dims) if taken else ())
 
 
 def _sizes_vary(form: Form, asked: Sharing) -> bool:

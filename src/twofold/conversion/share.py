@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from twofold.conversion.calibration import Given, attention_of, layer_by_layer, maps_of, reads_of
-from twofold.conversion.choosing import Choice, by_hand, chosen, needs_measures, require_choice, weighed
+from twofold.conversion.choosing import Choice, by_hand, chosen, require_choice, weighed
 from twofold.conversion.layer_maps import LayerMaps, Shared
 from twofold.conversion.refit import OutputRefit
 from twofold.conversion.rotary_importance import Text
 from twofold.conversion.sensitivity import sensitivities
-from twofold.conversion.sharing_forms import Form
+from twofold.conversion.sharing_forms import Form, Measured, turning_of
 from twofold.conversion.sharing_plan import Sharing, form_of
 from twofold.explain.sharing import Inputs, inputs_of
 from twofold.models.architecture import Architecture
@@ -120,14 +120,21 @@ def _choice(
 ) -> Choice:
     """The layers, sizes and rotary pairs, measured where something is to be chosen."""
     sizes = source.config.architecture
-    if not needs_measures(form, asked):
-        return chosen([], form, asked, sizes)
-    every = _told("measuring", progress, layer_by_layer(source, ids_BT), sizes.layers)
+    if asked.cache is None and not form.rotary_dims:
+        return chosen([], [], form, asked, sizes)
     wanted = by_hand(asked, sizes.layers)
-    known = [form.measured(*_layer(given, source)) for given in every if given.layer in wanted]
-    if asked.cache is not None:
+    known: list[Measured] = []
+    turning: list[Tensor] = []
+    for given in _told("measuring", progress, layer_by_layer(source, ids_BT), sizes.layers):
+        if given.layer in wanted:
+            layer = _layer(given, source)
+            if asked.cache is not None:
+                known.append(form.measured(*layer))
+            if form.rotary_dims:
+                turning.append(turning_of(*layer))
+    if known:
         known = weighed(known, sensitivities(source, [one.remade for one in known], ids_BT, progress))
-    return chosen(known, form, asked, sizes)
+    return chosen(known, turning, form, asked, sizes)
 
 
 def _layer(given: Given, model: TwofoldForCausalLM) -> tuple[LayerMaps, Inputs, Text]:

@@ -29,13 +29,12 @@ class Measured(NamedTuple):
     """What is foretold of a layer.
 
     `losses` with 0, s, 2s … dims of a latent, or its one loss. `remade`: maps of keys and values that lose what
-    `losses[at]` says. `turning_P`: the weights of rotary pairs, where there are pairs to choose.
+    `losses[at]` says.
     """
 
     losses: tuple[float, ...]
     remade: Rows
     at: int = 0
-    turning_P: Tensor | None = None  # noqa: N815
 
 
 class Request(NamedTuple):
@@ -102,27 +101,21 @@ def latents_form(asked: Request, sizes: Architecture) -> Form:
 
 def latent_apart_form(asked: Request, sizes: Architecture) -> Form:
     """`MLA`."""
-
-    def measured(maps: LayerMaps, inputs: Inputs, text: Text) -> Measured:
-        return _spectrum(asked, sizes, maps, inputs, text)._replace(turning_P=_turning(maps, inputs, text))
-
     return _form(
         asked,
         sizes,
         lambda maps, inputs, text, latent, pairs: latent_apart(maps, inputs, text, pairs, latent),
-        measured,
+        lambda maps, inputs, text: _spectrum(asked, sizes, maps, inputs, text),
     )
 
 
 def content_apart_form(asked: Request, sizes: Architecture) -> Form:
     """`K=V decoupled`."""
-
-    def measured(maps: LayerMaps, inputs: Inputs, text: Text) -> Measured:
-        foretold = _as_made(latents(maps, inputs, len(maps.key_RM), "head"))
-        return foretold._replace(turning_P=_turning(maps, inputs, text))
-
     return _form(
-        asked, sizes, lambda maps, inputs, text, latent, pairs: content_apart(maps, inputs, text, pairs), measured
+        asked,
+        sizes,
+        lambda maps, inputs, text, latent, pairs: content_apart(maps, inputs, text, pairs),
+        lambda maps, inputs, text: _as_made(latents(maps, inputs, len(maps.key_RM), "head")),
     )
 
 
@@ -189,5 +182,6 @@ def _spectrum(asked: Request, sizes: Architecture, maps: LayerMaps, inputs: Inpu
     return Measured(losses, remade, at)
 
 
-def _turning(maps: LayerMaps, inputs: Inputs, text: Text) -> Tensor:
+def turning_of(maps: LayerMaps, inputs: Inputs, text: Text) -> Tensor:
+    """[D/2]: how much each rotary pair of a layer needs its turning, by which pairs are chosen."""
     return rotary_importance.importance(maps, inputs, rotary_importance.mean_turns(maps, text))
