@@ -2,7 +2,7 @@
 
 One call is one decode step of one layer: 16 query heads of 64 dims and one query position per sequence. Each
 contender goes through several sets of rows in turn, so that it does not find them in the processor's caches, as a
-step of a model with many layers does not.
+step of a model with many layers does not. All rows, keys and values lie in memory of the kind that caches have.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from twofold.bench.record import Machine, Row
 from twofold.bench.sizes import Effort, variants
 from twofold.bench.timing import Contender, Watch, interleaved, rows, timed
 from twofold.cache.kept import KeptRows
+from twofold.kernels import pages
 from twofold.kernels.decode import decode_attention
 from twofold.variants.layout import RowLayout, cache_bytes, item_bytes
 from twofold.variants.notation import parse
@@ -104,7 +105,7 @@ def contenders(case: Case) -> dict[str, Contender]:
     stored = [_rows(case) for _ in range(_sets(case.bytes))]
     shape = (case.batch, case.kv_heads, case.context, HEAD_DIM)
     count = _sets(2 * math.prod(shape) * dtype.itemsize)
-    separate = [(torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)) for _ in range(count)]
+    separate = [(_random(shape, dtype), _random(shape, dtype)) for _ in range(count)]
     found = {
         "ours": _in_turn(lambda rows: kernel(case.layout, query_BHTD, *rows), stored),
         "torch SDPA, two tensors": _in_turn(lambda pair: fused(query_BHTD, *pair), separate),
@@ -130,8 +131,12 @@ def _rows(case: Case) -> tuple[Tensor, Tensor | None]:
     """Random rows [B, G, S, W], and the scales [B, G, S] of int8 ones."""
     shape = (case.batch, case.kv_heads, case.context, case.layout.head_width)
     if case.dtype == "int8":
-        return torch.randint(-127, 128, shape, dtype=torch.int8), torch.rand(shape[:3]) / 64
-    return torch.randn(shape, dtype=DTYPES[case.dtype]), None
+        return pages.empty(*shape, dtype=torch.int8).random_(-127, 128), torch.rand(shape[:3]) / 64
+    return _random(shape, DTYPES[case.dtype]), None
+
+
+def _random(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return pages.empty(*shape, dtype=dtype).normal_()
 
 
 def _sets(size: int) -> int:
@@ -140,11 +145,15 @@ def _sets(size: int) -> int:
 
 
 def _in_turn(call: Callable[[Any], object], sets: list[Any]) -> Contender:
-    """Every measurement takes the next set."""
+    """Every measurement takes the next set, right after a call with the set before: decode steps follow one another."""
     following = cycle(sets)
 
     def once() -> None:
         with torch.inference_mode():
             call(next(following))
 
-    return timed(once)
+    def contender() -> float:
+        once()
+        return timed(once)()
+
+    return contender

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from twofold.cache.kept import KeptRows, write_quantised
+from twofold.kernels import pages
 from twofold.kernels.decoder_step import Rows
 from twofold.variants.layout import RowLayout
 
@@ -52,7 +53,7 @@ class RowStorage:
     ) -> RowStorage:
         """Memory that nothing was written to."""
         with torch.inference_mode(False):  # rows may be written outside the mode that the first ones came in
-            rows = torch.empty(batch, tokens * layout.numbers(kv_heads), dtype=dtype, device=device)
+            rows = pages.empty(batch, tokens * layout.numbers(kv_heads), dtype=dtype, device=device)
             scales = None
             if dtype == torch.int8:
                 scales = torch.empty(batch, layout.parts(kv_heads), tokens, dtype=torch.float32, device=device)

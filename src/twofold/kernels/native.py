@@ -28,6 +28,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "twofold_read_bandwidth": (ctypes.c_double, [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]),
     "twofold_fma_peak": (ctypes.c_double, [ctypes.c_int64, ctypes.c_int64]),
     "twofold_flops_per_round": (ctypes.c_int64, []),
+    "twofold_use_large_pages": (None, [ctypes.c_void_p, ctypes.c_int64]),
 }
 
 
