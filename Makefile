@@ -16,12 +16,12 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 
 test: check
-	$(BIN)/pytest -m "not system" -n auto --maxprocesses 4
+	$(BIN)/pytest -m "not system and not slow" -n auto --maxprocesses 4
 
-# Adds what needs system packages, Chromium or Chrome for pages and images, and what is large: Triton.
+# Adds what takes long, and what needs system packages, Chromium or Chrome for pages and images, or is large: Triton.
 test-all: test
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,images,triton,browser]'
-	$(BIN)/pytest -m system
+	$(BIN)/pytest -m "system or slow"
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

@@ -31,6 +31,7 @@ def test_the_longest_context_is_found_to_one_part_in_sixteen(room, most):
     assert all(context % LEAST == 0 for context in asked)
 
 
+@pytest.mark.slow
 @linux
 @pytest.mark.parametrize("variant", ["QKV", "K=V MQA"])
 def test_a_process_grows_by_the_formula(variant):
@@ -39,6 +40,7 @@ def test_a_process_grows_by_the_formula(variant):
     assert abs(row.resident_over_formula - 1) < 0.03
 
 
+@pytest.mark.slow
 @linux
 def test_a_limit_is_kept_and_the_context_nearly_fills_it():
     limit = 640 * 2**20

@@ -222,5 +222,5 @@ def test_any_operations(kind, capacity):
     layout, cache_dtype, window = KINDS[kind]
     of = {"layout": LAYOUTS[layout], "capacity": capacity, "cache_dtype": cache_dtype, "window": window}
     run_state_machine_as_test(
-        type("Machine", (Operations,), of), settings=settings(max_examples=25, stateful_step_count=20)
+        type("Machine", (Operations,), of), settings=settings(max_examples=12, stateful_step_count=20)
     )

@@ -187,8 +187,8 @@ def test_models_that_cannot_share_are_one_line(capsys, places, tmp_path):
     from twofold.models.encoder import TwofoldEncoder
     from twofold.models.encoder_configuration import TwofoldEncoderConfig
 
-    checkpoint("qwen2", vocab_size=VOCABULARY).save_pretrained(tmp_path / "biased")
-    byte_tokenizer().save_pretrained(tmp_path / "biased")
+    checkpoint("qwen3, head dim 10", vocab_size=VOCABULARY).save_pretrained(tmp_path / "normed")
+    byte_tokenizer().save_pretrained(tmp_path / "normed")
     checkpoint("llama").save_pretrained(tmp_path / "other")
     byte_tokenizer().save_pretrained(tmp_path / "other")
     checkpoint("llama", vocab_size=VOCABULARY).save_pretrained(tmp_path / "mute")
@@ -197,7 +197,7 @@ def test_models_that_cannot_share_are_one_line(capsys, places, tmp_path):
     )
     capsys.readouterr()
     for name, told in (
-        ("biased", "has biases on its queries, keys and values"),
+        ("normed", "normalises queries and keys by head"),
         ("other", "and the model those below 61: give the model's own tokenizer"),
         ("mute", "tokenizer"),
         ("encoder", "is an encoder, and sharing is for decoders"),

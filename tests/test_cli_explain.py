@@ -229,6 +229,7 @@ def test_help_needs_no_torch():
     assert "MODEL" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["explain.explain", "explain.reading"])
 def test_modules_can_be_the_first_to_be_imported(module):
     assert subprocess.run([sys.executable, "-c", f"import twofold.{module}"], check=False).returncode == 0

@@ -146,6 +146,7 @@ def test_no_other_model_can_be_loaded_and_none_unloaded(client, name):
     assert client.completions.create(model=name, prompt="x", max_tokens=3).usage.completion_tokens == 3
 
 
+@pytest.mark.slow
 def test_the_command_serves_until_ctrl_c_and_ends_quietly_while_it_generates(folder, name):
     command = [sys.executable, "-m", "twofold.cli.main", "serve", str(folder / "model"), "--port", "0"]
     # Whatever was fetched would fail.

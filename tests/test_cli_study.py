@@ -134,6 +134,7 @@ def heeds_interrupts():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_real_process(texts, tmp_path):
     path, out = tmp_path / "long.yaml", tmp_path / "out"
     path.write_text(yaml.safe_dump(content(texts, tokens=10**9)))

@@ -51,6 +51,7 @@ def written(model, tokenizer, prompt):
     return tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
 
 
+@pytest.mark.slow
 def test_both_formats_compute_and_write_the_same(trained, tmp_path):
     model, prompt = load_model(trained), "def self"
     records = {form: export_model(model, form, tmp_path / form) for form in ("deepseek", "gguf")}

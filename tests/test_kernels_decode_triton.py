@@ -124,6 +124,7 @@ class TestOnADevice:
         assert decode.choose(self.step(monkeypatch, shared_bytes=shared_bytes, **wide, **spans))[0] == path
 
 
+@pytest.mark.slow
 def test_the_checks_on_a_gpu_say_that_there_is_none():
     if torch.cuda.is_available():
         pytest.skip("this machine has one: run `python tests/gpu_checks.py`")

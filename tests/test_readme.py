@@ -29,6 +29,7 @@ def workplace(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_commands_and_python_run_in_their_order(workplace, capsys, monkeypatch):
     """With the smoke study in the demo's place, little held-out text and one family to fold: it takes seconds."""
     monkeypatch.setattr(parity.parity, "__defaults__", (("gpt2",), ("float32",), None))

@@ -19,6 +19,7 @@ from twofold.training.settings import TrainingSettings
 TWO = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 IN_FLOAT32 = ("ddp", "ddp_tied", "ddp_stream", "fsdp", "fsdp_tied")
 GOES_ON = ("ddp-resumed", "ddp_stream-resumed", "fsdp_tied-resumed")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

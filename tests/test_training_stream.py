@@ -77,6 +77,7 @@ def test_the_stream_ends_within_the_run():
     assert 6 * BATCH * CONTEXT < tokens < 8 * BATCH * CONTEXT < STEPS * BATCH * CONTEXT
 
 
+@pytest.mark.slow
 @settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(1, STEPS), min_size=1, max_size=3, unique=True).map(sorted), st.sampled_from(PACKINGS))
 def test_interrupted_equals_uninterrupted(whole, tmp_path, stops, packing):
@@ -157,6 +158,7 @@ def test_flash_attention_is_refused_where_documents_are_kept_apart(tmp_path, pla
         train(model, windows, TrainingSettings(), steps=1, length=CONTEXT, seed=0, folder=tmp_path)
 
 
+@pytest.mark.slow
 def test_killed_by_the_system_it_ends_the_same(tmp_path, whole):
     """SIGKILL in the step in which the stream ends."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

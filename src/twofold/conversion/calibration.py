@@ -9,13 +9,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from twofold.conversion.affine import inputs_with_one, map_of, with_one
 from twofold.conversion.layer_maps import LayerMaps, layer_maps
+from twofold.conversion.rotary_importance import Text
 from twofold.evaluation.heldout import evaluation_mode
+from twofold.explain.sharing import Inputs, inputs_of
 from twofold.models.decoder import TwofoldForCausalLM
 from twofold.models.sights import sights
 
 BATCH = 2
 """Windows that go through a block at once."""
+READ_WINDOWS = 4
+"""Windows of a text that attention maps are taken on."""
 
 
 class Given(NamedTuple):
@@ -70,10 +75,24 @@ def attention_of(model: TwofoldForCausalLM, layer: int) -> Any:
 
 
 def maps_of(model: TwofoldForCausalLM, layer: int) -> LayerMaps:
-    """The matrices of a layer that has one for each role."""
+    """The matrices of a layer that has one for each role, with their biases if it has such but for the output's."""
     seam = attention_of(model, layer).projections
-    weights = (getattr(seam, name).weight.detach() for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
-    return layer_maps(*weights, heads=seam.sizes.heads, kv_heads=seam.kv_heads)
+    query, key, value = (map_of(getattr(seam, name)) for name in ("q_proj", "k_proj", "v_proj"))
+    return layer_maps(query, key, value, seam.o_proj.weight.detach(), heads=seam.sizes.heads, kv_heads=seam.kv_heads)
+
+
+def layer_of(model: TwofoldForCausalLM, given: Given) -> tuple[LayerMaps, Inputs, Text]:
+    """A layer's matrices and what they are given, in all and in its order: of [x; 1] where maps have biases.
+
+    Raises ValueError where the layer's numbers are not finite.
+    """
+    if not bool(given.output_BTM.isfinite().all()):
+        raise ValueError(f"layer {given.layer} of the model gives numbers that are not finite: its weights are damaged")
+    sizes = model.config.architecture
+    inputs, x_BTM = inputs_of(given.x_BTM.flatten(0, 1)), given.x_BTM[:READ_WINDOWS]
+    if sizes.layer_sizes(given.layer).input_biases:
+        inputs, x_BTM = inputs_with_one(inputs), with_one(x_BTM)
+    return maps_of(model, given.layer), inputs, Text(x_BTM, None if sizes.learned_positions else sizes.rotary_base)
 
 
 class Seen:

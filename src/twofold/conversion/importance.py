@@ -5,7 +5,7 @@ The plain norm lets the longer of keys and values decide, and counts dims that n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -39,21 +39,23 @@ class Roots(NamedTuple):
         return Rows(self.key_RR @ maps.key_RM, self.value_RR @ maps.value_RM)
 
 
-def importance(maps: LayerMaps, inputs: Inputs, rotary_base: float, distances: Sequence[int] = DISTANCES) -> Importance:
+def importance(
+    maps: LayerMaps, inputs: Inputs, rotary_base: float | None, distances: Sequence[int] = DISTANCES
+) -> Importance:
     """What errors of this layer's keys and values cost, with as much in all for keys as for values.
 
     - An error δ of a key changes the score of query q at distance n by q·R₋ₙ δ, where rotary R turns all D dims. Its
       square, summed over the query heads that read the head and meant over queries and `distances`, is δᵀ P δ with
-      P = Σ_h E (R_n q)(R_n q)ᵀ. The distances are near ones, where most heads look.
+      P = Σ_h E (R_n q)(R_n q)ᵀ. The distances are near ones, where most heads look. With a base of None nothing
+      turns, and P = Σ_h E q qᵀ.
     - An error δ of a value changes the output by W_O,h δ times what it is weighed with: P = Σ_h W_O,hᵀ W_O,h.
     - A score and an output have no common unit, so that each role is scaled to E kᵀ P k = 1 over all its heads.
     """
     root_MN, by_head = root_of(inputs), (maps.kv_heads, -1, maps.head_dim)
     query_1NHD = (maps.query_RM @ root_MN).T.unflatten(1, (maps.heads, -1))[None]
     key_GDD = query_1NHD.new_zeros(maps.kv_heads, maps.head_dim, maps.head_dim)
-    for distance in distances:
-        angle = rotation(torch.tensor([[distance]]), maps.head_dim, rotary_base, torch.float64)
-        asked_GND = rotate(query_1NHD, angle)[0].transpose(0, 1).reshape(by_head)
+    for asked_1NHD in _asked(query_1NHD, rotary_base, distances):
+        asked_GND = asked_1NHD[0].transpose(0, 1).reshape(by_head)
         key_GDD += asked_GND.mT @ asked_GND
     written_GMD = maps.output_MR.T.reshape(maps.heads, maps.head_dim, -1).mT.reshape(by_head)
     return Importance(
@@ -68,6 +70,16 @@ def roots(known: Importance) -> Roots:
     """
     (key_RR, key_back), (value_RR, value_back) = (_root(one) for one in known)
     return Roots(key_RR, value_RR, key_back, value_back)
+
+
+def _asked(query_1NHD: Tensor, base: float | None, distances: Sequence[int]) -> Iterator[Tensor]:
+    """The queries as they stand at these distances to a key; once where nothing turns."""
+    if base is None:
+        yield query_1NHD
+        return
+    for distance in distances:
+        by = rotation(torch.tensor([[distance]]), query_1NHD.shape[-1], base, torch.float64)
+        yield rotate(query_1NHD, by)
 
 
 def _scaled(weight_GDD: Tensor, made_RN: Tensor) -> Tensor:

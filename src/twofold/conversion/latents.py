@@ -32,7 +32,7 @@ def latents(
     of all key/value heads; "group" one for each of `groups` runs of neighbouring heads, and "head" one for each head,
     where up-projections are 0 outside their own latent. Each latent has an equal part of c and is the best of its size
     for its heads' keys and values on these inputs (`explain.sharing.joint`), so that "all" loses no more than "group",
-    and that no more than "head". Nothing is lost with c = min(2·G·D, M) in all.
+    and that no more than "head". Nothing is lost with c = min(2·G·D, M) in all. (M counts the 1 that biases stand for.)
 
     Errors count as `counted` says (`importance.importance`), without it all alike, and "best" is in that measure;
     `Shared.lost` is the plain one always.

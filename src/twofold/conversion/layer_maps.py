@@ -15,9 +15,11 @@ from twofold.explain.sharing import Inputs, Rows
 
 
 class LayerMaps(NamedTuple):
-    """A layer's matrices in float64, without biases, heads below one another (beside one another in the output's).
+    """A layer's matrices in float64, heads below one another (beside one another in the output's).
 
-    `query_RM` [H·D, M], `key_RM` and `value_RM` [G·D, M], `output_MR` [M, H·D].
+    `query_RM` [H·D, M], `key_RM` and `value_RM` [G·D, M], `output_MR` [M, H·D]. Where queries, keys and values have
+    biases, these are the last column of their matrices, and an input x is [x; 1] (`affine`): M in all names but the
+    output's is then one more than the model's width. A bias of the output is not among them.
     """
 
     query_RM: Tensor  # noqa: N815
@@ -47,7 +49,7 @@ class Lost(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What a layer becomes: `tensors` in float64 by the seam's names ("q_proj.weight", …).
+    """What a layer becomes: `tensors` in float64 by the seam's names ("q_proj.weight", …), biases as a last column.
 
     `lost` is E‖[k; v] − [k'; v']‖² / E‖[k; v]‖² on the given inputs, where k' and v' are what the layer has now for
     keys and values: `lost_of`. `lost_key` and `lost_value` are the same of keys and of values alone. `rows` are the
@@ -62,7 +64,8 @@ class Shared(NamedTuple):
 
 
 def layer_maps(query: Tensor, key: Tensor, value: Tensor, output: Tensor, *, heads: int, kv_heads: int) -> LayerMaps:
-    """The maps of matrices in any dtype: [H·D, M], [G·D, M] twice, and [M, H·D].
+    """The maps of matrices in any dtype: [H·D, M], [G·D, M] twice, and [M, H·D]; the first three may have biases as a
+    last column, and are [·, M + 1] then.
 
     Raises ValueError where sizes do not belong to one layer.
     """
@@ -70,10 +73,12 @@ def layer_maps(query: Tensor, key: Tensor, value: Tensor, output: Tensor, *, hea
     fits = heads % kv_heads == 0 and rows % kv_heads == 0
     wide = rows // kv_heads * heads
     shapes = [tuple(one.shape) for one in (query, key, value, output)]
-    if not fits or shapes != [(wide, width), (rows, width), (rows, width), (width, wide)]:
+    made = len(output) if len(output) == width - 1 else width
+    if not fits or shapes != [(wide, width), (rows, width), (rows, width), (made, wide)]:
         raise ValueError(
             f"matrices of query, key, value and output are {shapes}, which do not belong to one layer of {heads} query "
-            f"heads and {kv_heads} key/value heads: give [H·D, M], [G·D, M], [G·D, M] and [M, H·D], with G dividing H"
+            f"heads and {kv_heads} key/value heads: give [H·D, M], [G·D, M], [G·D, M] and [M, H·D], with G dividing H, "
+            "and biases as a last column of the first three or of none"
         )
     return LayerMaps(query.double(), key.double(), value.double(), output.double(), heads, kv_heads)
 

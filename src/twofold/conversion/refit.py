@@ -82,6 +82,21 @@ def refit_output(read_NR: Tensor, target_NM: Tensor, prior_MR: Tensor, ridge: fl
     return fit.solved(prior_MR, ridge)
 
 
+def refit_affine(read_NR: Tensor, target_NM: Tensor, prior_MR: Tensor, ridge: float = RIDGE) -> Tensor:
+    """The output's matrix and bias fitted to N tokens: [M, R + 1] in float64, the bias b as the last column.
+
+    It minimises Σ_n ‖t_n − W r_n − b‖² + λ ‖W − W_prior‖². For every W the best b is the mean of t − W r, and so W is
+    that of `refit_output` for deviations from the means, with λ by their strength: nothing holds b. The weights of
+    attention sum to 1, so that b makes up for what values lack on the mean.
+
+    Raises ValueError as `OutputRefit` does, and for no tokens.
+    """
+    read_NR, target_NM = read_NR.double(), target_NM.double()
+    read_R, target_M = read_NR.mean(0), target_NM.mean(0)
+    fitted_MR = refit_output(read_NR - read_R, target_NM - target_M, prior_MR, ridge)
+    return torch.cat([fitted_MR, (target_M - fitted_MR @ read_R)[:, None]], dim=1)
+
+
 def refit_query(query_RM: Tensor, key_DM: Tensor, new_CM: Tensor, inputs: Inputs) -> Tensor:
     """Queries [n·C, M] for C numbers k' = `new_CM` x that stand where a key head's k = `key_DM` x stood, not turned.
 

@@ -21,10 +21,12 @@ FLOOR = 1e-6  # of a weight that would be 0, so that every head keeps a say
 
 
 class Text(NamedTuple):
-    """Inputs of one layer in their order, `x_BTM` [B, T, M] from position 0 of each window, and the rotary `base`."""
+    """Inputs of one layer in their order, `x_BTM` [B, T, M] from position 0 of each window, and the rotary `base`, None
+    where nothing turns.
+    """
 
     x_BTM: Tensor  # noqa: N815
-    base: float
+    base: float | None
 
 
 class Shareable(NamedTuple):
@@ -54,9 +56,10 @@ def rows_from(pairs_HPM: Tensor) -> Tensor:
     return torch.cat([pairs_HPM.real, pairs_HPM.imag], dim=1).flatten(0, 1)
 
 
-def turns(length: int, pairs: int, base: float) -> Tensor:
-    """e^(iθ_p t), [T, P] complex, for positions t below `length`."""
-    angles_TP = torch.arange(length, dtype=torch.float64)[:, None] * frequencies(2 * pairs, base)
+def turns(length: int, pairs: int, base: float | None) -> Tensor:
+    """e^(iθ_p t), [T, P] complex, for positions t below `length`; 1 where nothing turns."""
+    per_position_P = torch.zeros(pairs, dtype=torch.float64) if base is None else frequencies(2 * pairs, base)
+    angles_TP = torch.arange(length, dtype=torch.float64)[:, None] * per_position_P
     return torch.polar(torch.ones_like(angles_TP), angles_TP)
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from twofold.conversion.affine import biases_apart
 from twofold.evaluation.heldout import evaluation_mode
 from twofold.explain.sharing import Rows
 from twofold.explain.sharing_places import places_of, replaced
@@ -30,7 +31,8 @@ def sensitivities(
     ids_BT: Tensor,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> tuple[float, ...]:
-    """For each layer KL(p ‖ p') per token in nats, p' with the layer's keys and values by its `remade` maps.
+    """For each layer KL(p ‖ p') per token in nats, p' with the layer's keys and values by its `remade` maps, which have
+    biases as a last column where the layer's own have biases.
 
     On the first `TOKENS` tokens of ids [N, T]. At least `LEAST` of the mean. The model's weights are the same bits
     afterwards. `progress` is called with what is done, layers done, and layers in all.
@@ -45,7 +47,8 @@ def sensitivities(
             places = places_of(model, layer)
             if isinstance(places, str):
                 raise ValueError(f"layer {layer} cannot be weighed: {places}")
-            with replaced(places, rows):
+            biased = places.rows.key_bias_R is not None
+            with replaced(places, biases_apart(rows) if biased else rows):
                 made_TV = _log_chances(model, ids_1T)
             found.append(float(F.kl_div(made_TV, own_TV, log_target=True, reduction="batchmean")))
             if progress is not None:

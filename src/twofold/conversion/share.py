@@ -16,22 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twofold.conversion.calibration import Given, attention_of, layer_by_layer, maps_of, reads_of
+from twofold.conversion.affine import put_map
+from twofold.conversion.calibration import Given, attention_of, layer_by_layer, layer_of, reads_of
 from twofold.conversion.choosing import Choice, by_hand, chosen, require_choice, weighed
-from twofold.conversion.layer_maps import LayerMaps, Shared
-from twofold.conversion.refit import OutputRefit
-from twofold.conversion.rotary_importance import Text
+from twofold.conversion.layer_maps import Shared
+from twofold.conversion.refit import refit_affine, refit_output
 from twofold.conversion.sensitivity import sensitivities
 from twofold.conversion.sharing_forms import Form, Measured, turning_of
 from twofold.conversion.sharing_plan import Sharing, form_of
-from twofold.explain.sharing import Inputs, inputs_of
 from twofold.models.architecture import Architecture
 from twofold.models.configuration import TwofoldConfig
 from twofold.models.decoder import TwofoldForCausalLM
 from twofold.models.fusing import separate
 
-READ_WINDOWS = 4
-"""Windows of a text that attention maps are taken on."""
 FITTED = 0.75
 """The share of a text's windows that outputs are fitted on; errors are measured on the others."""
 Progress = Callable[[str, int, int], None]
@@ -99,7 +96,7 @@ def share(
         latent = choice.latents[given.layer]
         if latent is None:
             continue
-        shared = form.make(*_layer(given, source), latent, choice.pairs)
+        shared = form.make(*layer_of(source, given), latent, choice.pairs)
         _put(made, given.layer, shared)
         losses = _fit(made, given, refit=asked.refit)
         records.append(_record(made, given.layer, shared, losses))
@@ -127,7 +124,7 @@ def _choice(
     turning: list[Tensor] = []
     for given in _told("measuring", progress, layer_by_layer(source, ids_BT), sizes.layers):
         if given.layer in wanted:
-            layer = _layer(given, source)
+            layer = layer_of(source, given)
             if asked.cache is not None:
                 known.append(form.measured(*layer))
             if form.rotary_dims:
@@ -135,14 +132,6 @@ def _choice(
     if known:
         known = weighed(known, sensitivities(source, [one.remade for one in known], ids_BT, progress))
     return chosen(known, turning, form, asked, sizes)
-
-
-def _layer(given: Given, model: TwofoldForCausalLM) -> tuple[LayerMaps, Inputs, Text]:
-    """ValueError where the layer's numbers are not finite."""
-    if not bool(given.output_BTM.isfinite().all()):
-        raise ValueError(f"layer {given.layer} of the model gives numbers that are not finite: its weights are damaged")
-    text = Text(given.x_BTM[:READ_WINDOWS], model.config.architecture.rotary_base)
-    return maps_of(model, given.layer), inputs_of(given.x_BTM.flatten(0, 1)), text
 
 
 def _unfitted(model: TwofoldForCausalLM, form: Form, choice: Choice) -> TwofoldForCausalLM:
@@ -169,35 +158,37 @@ def _sizes(sizes: Architecture, form: Form, latents: Sequence[int | None], pairs
     return replace(sizes, layer_variants=variants, layer_latents=latent_dims, **named)
 
 
-@torch.no_grad()
 def _put(model: TwofoldForCausalLM, layer: int, shared: Shared) -> None:
-    own = dict(attention_of(model, layer).projections.named_parameters())
-    assert set(own) == set(shared.tensors), (sorted(own), sorted(shared.tensors))
-    for name, tensor in shared.tensors.items():
-        own[name].copy_(tensor)
+    """All of a layer's attention but a bias of its output, which it has from the model."""
+    seam = attention_of(model, layer).projections
+    own = {name for name, _ in seam.named_parameters() if not name.endswith(".bias")}
+    assert own == set(shared.tensors), (sorted(own), sorted(shared.tensors))
+    for name, matrix in seam.matrices.items():
+        tensor = shared.tensors[f"{name}.weight"]
+        assert tensor.shape[1] == matrix.inputs + (matrix.bias and name != "o_proj"), (name, tensor.shape)
+        put_map(seam.get_submodule(name), tensor)
 
 
 @torch.no_grad()
 def _fit(model: TwofoldForCausalLM, given: Given, *, refit: bool) -> tuple[float, float]:
     """Fit the output's matrix; what is lost of the output before and after, on windows that were not fitted on.
 
-    What the heads read does not depend on that matrix: it is made once.
+    What the heads read does not depend on that matrix: it is made once. A bias of the output is fitted along with it.
     """
-    weight: Tensor = attention_of(model, given.layer).projections.o_proj.weight
+    output: torch.nn.Linear = attention_of(model, given.layer).projections.o_proj
     reads = reads_of(model, given.layer, given.x_BTM)
     count = max(1, int(len(reads) * FITTED))
     held = reads[count:].flatten(0, 1), given.output_BTM[count:].flatten(0, 1)
-    unfitted = _output_lost(weight, *held)
+    unfitted = _output_lost(output, *held)
     if not refit:
         return unfitted, unfitted
-    fit = OutputRefit()
-    fit.add(reads[:count].flatten(0, 1), given.output_BTM[:count].flatten(0, 1))
-    weight.copy_(fit.solved(weight))
-    return unfitted, _output_lost(weight, *held)
+    fit = refit_output if output.bias is None else refit_affine
+    put_map(output, fit(reads[:count].flatten(0, 1), given.output_BTM[:count].flatten(0, 1), output.weight))
+    return unfitted, _output_lost(output, *held)
 
 
-def _output_lost(weight_MR: Tensor, read_NR: Tensor, output_NM: Tensor) -> float:
-    missed, whole = float((read_NR @ weight_MR.T - output_NM).square().sum()), float(output_NM.square().sum())
+def _output_lost(output: torch.nn.Linear, read_NR: Tensor, output_NM: Tensor) -> float:
+    missed, whole = float((output(read_NR) - output_NM).square().sum()), float(output_NM.square().sum())
     return missed / whole if whole else 0.0
 
 

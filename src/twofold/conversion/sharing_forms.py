@@ -122,11 +122,15 @@ def content_apart_form(asked: Request, sizes: Architecture) -> Form:
 def merged_form(asked: Request, sizes: Architecture) -> Form:
     """`GQA-g` and `MQA`."""
     kv_heads, method = asked.variant.kv_heads_for(sizes.heads), cast("Method", asked.method)
+
+    def make(maps: LayerMaps, inputs: Inputs, text: Text) -> Shared:
+        return merged_heads(maps, inputs, kv_heads, method, turned=text.base is not None)
+
     return _form(
         asked,
         sizes,
-        lambda maps, inputs, text, latent, pairs: merged_heads(maps, inputs, kv_heads, method),
-        lambda maps, inputs, text: _as_made(merged_heads(maps, inputs, kv_heads, method)),
+        lambda maps, inputs, text, latent, pairs: make(maps, inputs, text),
+        lambda maps, inputs, text: _as_made(make(maps, inputs, text)),
     )
 
 
@@ -148,7 +152,9 @@ def _form(
 
 
 def _widest(asked: Request, sizes: Architecture) -> int:
-    return asked.parts * min(2 * sizes.kv_heads * sizes.head_dim // asked.parts, sizes.width)
+    """Keys and values of a part are maps of so many numbers: of the inputs, and of 1 where they have biases."""
+    given = sizes.width + sizes.layer_sizes().input_biases
+    return asked.parts * min(2 * sizes.kv_heads * sizes.head_dim // asked.parts, given)
 
 
 def _half(asked: Request, sizes: Architecture) -> int:

@@ -71,7 +71,7 @@ _PLAIN = {
     Variant(): "GQA-g",
 }
 _WITHOUT_ROTARY = (("K=V on_read", "least-squares"), ("GQA-g", "mean"))
-"""Targets and methods that do not ask how rotary turns."""
+"""Targets and methods that do not ask how rotary turns. Where it turns nothing, none asks that keeps no rotary key."""
 
 
 def form_of(asked: Sharing, sizes: Architecture) -> Form:
@@ -124,20 +124,22 @@ def _require_said(asked: Sharing, variant: Variant, method: str) -> None:
 def _require_source(sizes: Architecture, form: tuple[str, str], variant: Variant) -> None:
     """The model makes queries, keys and values by one matrix each, and turns keys as the method takes them to be."""
     own, what = Variant(kv_heads=sizes.variant.kv_heads), ""
+    advice = "sharing is for QKV, GQA-g and MQA without such, as Llama, Qwen2 and GPT-2 are"
     if sizes.is_mixed or sizes.variant != own:
         what = f"has layers of {sizes.described}, which do not keep plain keys and values of their own"
-    elif sizes.biases or sizes.qkv_bias:
-        what = "has biases on its queries, keys and values, which have no place in what they become"
     elif sizes.qk_norm:
         what = "normalises queries and keys by head, which no other map of them commutes with"
     elif sizes.sinks:
         what = "has sinks, which the methods do not know"
-    elif sizes.rotary != "full" and form not in _WITHOUT_ROTARY:
+    elif sizes.learned_positions and variant.rotary_apart:
+        what = f"has learned positions, and {variant} keeps a rotary key, which nothing turns there"
+        advice = "take MLA on_read, which keeps none"
+    elif sizes.rotary == "partial" and form not in _WITHOUT_ROTARY:
         what = f"has rotary {sizes.rotary}, and {variant} by {form[1]} is made of one over all dims of a head"
     elif sizes.scale_exponent != 0.5 and variant.rotary_apart:
         what = f"scales scores by d^−{sizes.scale_exponent:g}, and a rotary key of its own is fitted to d^−0.5"
     if what:
-        raise ValueError(f"the model {what}: sharing is for QKV, GQA-g and MQA without such, as Llama and Mistral are")
+        raise ValueError(f"the model {what}: {advice}")
 
 
 def _require_heads(target: str, variant: Variant, sizes: Architecture) -> None:

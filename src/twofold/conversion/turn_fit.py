@@ -67,7 +67,7 @@ def fitted_factors(maps: LayerMaps, text: Text, apart: Apart, content_RM: Tensor
 
 
 def _parts(
-    maps: LayerMaps, base: float, apart: Apart, content_RM: Tensor, x_TM: Tensor, at_N: Tensor
+    maps: LayerMaps, base: float | None, apart: Apart, content_RM: Tensor, x_TM: Tensor, at_N: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """For each query head the layer's own scores [N, T] of queries at positions `at_N`, and the complex numbers that
     its factors stand between: of queries [N, D/2 + n] and of keys [T, D/2 + n], content first.
