@@ -36,6 +36,7 @@ WAYS = {
     "three quarters: one latent": ("MLA on_read", {"latent": 0.75}),
     "three quarters: sizes by loss": ("MLA on_read", {"cache": 0.75}),
     "one latent and a rotary key": ("MLA", {"rotary_dims": 32}),
+    "one latent and a rotary key, any pairs": ("MLA", {"rotary_dims": 32, "spaced": False}),
     "heads merged, low-rank": ("MQA", {}),
     "latent per head and a rotary key": ("K=V decoupled", {"rotary_dims": 32}),
     "three quarters: half of the layers": ("MLA on_read", {"latent": 0.5, "cache": 0.75}),

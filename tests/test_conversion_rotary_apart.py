@@ -12,6 +12,8 @@ from twofold.conversion.rotary_apart import content_apart, latent_apart
 from twofold.conversion.rotary_importance import Text, choose_pairs, importance, mean_turns, pairs_of, rows_from
 from twofold.conversion.turn_fit import Apart, Factors, fitted_factors
 from twofold.explain.sharing import inputs_of
+from twofold.export.rotary_places import least_width
+from twofold.models.architecture import Architecture
 
 WIDTH, DIMS, TOKENS = 31, 6, 7
 ALL, BASE, STILL = (0, 1, 2), 11.0, 1e300
@@ -212,6 +214,22 @@ def test_pairs_are_chosen_by_the_sum_over_layers():
     assert choose_pairs(layers, 8) == (0, 1, 2, 3)
     assert choose_pairs(layers, 0) == ()
     assert choose_pairs([torch.ones(5)], 6) == (0, 1, 2)
+
+
+@given(st.integers(1, 23), st.data())
+def test_spaced_pairs_are_the_best_that_need_no_room(pairs, data):
+    """Of 0, s, 2s, … the best, by trying every s; an engine's rotary key of as many dims has their frequencies."""
+    total_P = torch.tensor(data.draw(st.lists(st.floats(0, 1), min_size=pairs, max_size=pairs)), dtype=torch.float64)
+    count = data.draw(st.integers(1, pairs))
+    chosen = choose_pairs([total_P], 2 * count, spaced=True)
+    spaced = [[s * i for i in range(count)] for s in range(1, pairs + 1) if s * (count - 1) < pairs]
+    assert list(chosen) in spaced
+    sums = [float(total_P[one].sum()) for one in spaced]
+    assert float(total_P[list(chosen)].sum()) == max(sums)
+    free = choose_pairs([total_P], 2 * count)
+    assert float(total_P[list(free)].sum()) >= max(sums) - 1e-12
+    sizes = Architecture(1, 8, 1, 8, 8, 8, head_dim=2 * pairs, latent_dims=4, rotary_pairs=chosen, variant="MLA")
+    assert least_width(sizes) == 2 * count
 
 
 def test_mistakes_are_named():

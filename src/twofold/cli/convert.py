@@ -70,6 +70,10 @@ def convert(
     rotary_dims: Annotated[
         int, typer.Option(help="Dims of a rotary key of its own.", show_default="half a head's", min=0)
     ] = 0,
+    spaced: Annotated[
+        bool,
+        typer.Option("--spaced-pairs/--any-pairs", help="Pairs of that key as engines have them, 0, s, 2s, …, or any."),
+    ] = True,
     refit: Annotated[bool, typer.Option("--refit/--no-refit", help="Fit the output's matrices again.")] = True,
     weighed: Annotated[
         bool, typer.Option("--weighed/--plain", help="Count a latent's errors by what they change, or all alike.")
@@ -102,6 +106,7 @@ def convert(
         latent=latent,
         groups=groups,
         rotary_dims=rotary_dims,
+        spaced=spaced,
         refit=refit,
         weighed=weighed,
         tokens=tokens,

@@ -33,6 +33,7 @@ class Options:
     latent: int = 0
     groups: int = 1
     rotary_dims: int = 0
+    spaced: bool = True
     refit: bool = True
     weighed: bool = True
     tokens: str = "16384"
@@ -42,7 +43,7 @@ class Options:
     @property
     def given(self) -> list[str]:
         """Those that say something, as they are written."""
-        names = {"refit": "no-refit", "weighed": "plain"}
+        names = {"spaced": "any-pairs", "refit": "no-refit", "weighed": "plain"}
         differing = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
         return [f"--{names.get(name, name).replace('_', '-')}" for name in differing]
 
@@ -59,6 +60,7 @@ class Options:
             latent=self.latent,
             groups=self.groups,
             rotary_dims=self.rotary_dims,
+            spaced=self.spaced,
             layers=None if self.layers is None else parse_layers(self.layers),
             cache=self.cache,
             weighed=self.weighed,

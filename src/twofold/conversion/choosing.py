@@ -85,7 +85,7 @@ def chosen(
         latents = choose(known, form, _allowed(asked.cache, sizes), sizes)
     of_layers = zip(turning, by_hand(asked, sizes.layers), strict=bool(turning))
     taken = [one for one, layer in of_layers if latents[layer] is not None]
-    return Choice(latents, choose_pairs(taken, form.rotary_dims) if taken else ())
+    return Choice(latents, choose_pairs(taken, form.rotary_dims, spaced=asked.spaced) if taken else ())
 
 
 def _sizes_vary(form: Form, asked: Sharing) -> bool:

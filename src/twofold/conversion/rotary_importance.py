@@ -132,8 +132,11 @@ def importance(maps: LayerMaps, inputs: Inputs, mean_HP: Tensor) -> Tensor:
     return found.saved_P / found.whole if found.whole > 0 else torch.zeros_like(found.saved_P)
 
 
-def choose_pairs(importances: Sequence[Tensor], rotary_dims: int) -> tuple[int, ...]:
+def choose_pairs(importances: Sequence[Tensor], rotary_dims: int, *, spaced: bool = False) -> tuple[int, ...]:
     """The r/2 pairs with the largest sum of importance over layers, in ascending order; of equals the lower.
+
+    `spaced`: the best of 0, s, 2s, … for any s. Their frequencies are those of an ordinary rotary key of r dims with
+    the base θ^(sr/D), which is what engines have.
 
     Raises ValueError for no layers, and for r that is odd, negative or more than D.
     """
@@ -142,7 +145,12 @@ def choose_pairs(importances: Sequence[Tensor], rotary_dims: int) -> tuple[int, 
     total_P = torch.stack(list(importances)).sum(0)
     if rotary_dims % 2 or not 0 <= rotary_dims <= 2 * len(total_P):
         raise ValueError(f"{rotary_dims} rotary dims of heads with {2 * len(total_P)}: take an even number up to that")
-    order = torch.argsort(total_P, descending=True, stable=True)[: rotary_dims // 2]
+    count = rotary_dims // 2
+    if spaced and count:
+        widest = (len(total_P) - 1) // max(1, count - 1)
+        steps = [range(0, count * step, step) for step in range(1, max(1, widest) + 1)]
+        return tuple(max(steps, key=lambda pairs: float(total_P[list(pairs)].sum())))
+    order = torch.argsort(total_P, descending=True, stable=True)[:count]
     return tuple(sorted(order.tolist()))
 
 

@@ -30,6 +30,7 @@ class Sharing:
     - `latent`: dims of each layer's latent, 0 for half of what keys and values take, less the rotary key.
     - `groups`: latents of `latent-group`, each for as many neighbouring heads. `rotary_dims`: of the rotary key, 0 for
       half a head's.
+    - `spaced`: whether the rotary key's pairs are 0, s, 2s, …, as engines have them, or any.
     - `layers`: which ones, None for all. `cache`: the share of the model's cache that is to be left over all layers, at
       most; it then chooses the sizes of latents or, where they are given or there are none, as few layers as are
       needed, by what they lose.
@@ -42,6 +43,7 @@ class Sharing:
     latent: int = 0
     groups: int = 1
     rotary_dims: int = 0
+    spaced: bool = True
     layers: tuple[int, ...] | None = None
     cache: float | None = None
     weighed: bool = True
@@ -115,6 +117,7 @@ def _require_said(asked: Sharing, variant: Variant, method: str) -> None:
     for name, given, goes in (
         ("latent", asked.latent, variant.latent),
         ("rotary_dims", asked.rotary_dims, variant.rotary_apart),
+        ("spaced", not asked.spaced, variant.rotary_apart),
         ("groups", asked.groups - 1, method == "latent-group"),
     ):
         if given and not goes:
