@@ -111,6 +111,7 @@ def _entries() -> dict[str, dict[str, Any]]:
         ("K=V GQA-2", partial | {"qk_norm": True}),
         ("K=V kept CLA-2", partial | {"qk_norm": True}),
         ("Q=K=V diagonal", partial | {"qk_norm": True}),
+        ("GQA-2 MLA on_read", {"latent_dims": 16, "latent_norm": False, "qk_norm": True}),
         ("QKV", {"scale_exponent": 0.0}),
         ("K=V", {"scale_exponent": 1.0}),
         ("K=V decoupled", apart | {"scale_exponent": 0.75}),

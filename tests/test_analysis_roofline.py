@@ -58,6 +58,15 @@ def of_a_row(arch):
     return arch.heads * (arch.row_layout.key_dim + arch.row_layout.value.width)
 
 
+def test_keys_under_a_norm_are_made_of_latents_where_nothing_turns_too():
+    normed, turned, plain = (
+        Architecture(**SIZES, variant="GQA-2 MLA on_read", latent_dims=7, **fields)
+        for fields in ({"rotary": "none", "qk_norm": True}, {"rotary": "full"}, {"rotary": "none"})
+    )
+    macs = [decode_work(model, 23, "float32").macs for model in (normed, turned, plain)]
+    assert macs[0] == macs[1] != macs[2]
+
+
 def test_layers_that_share_rows_or_matrices_read_them_again():
     plain, rows, matrices = (
         Architecture(**{**SIZES, "layers": 4}, variant=variant) for variant in ("K=V", "K=V CLA-2", "K=V tied-2")

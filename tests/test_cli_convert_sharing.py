@@ -7,6 +7,7 @@ import torch
 
 from command_line import run
 from small_checkpoints import checkpoint
+from small_models import small_model
 from tiny_study import write_texts
 from twofold.cli.convert_sharing import Options
 from twofold.data.byte_tokens import VOCABULARY, byte_tokenizer
@@ -187,8 +188,8 @@ def test_models_that_cannot_share_are_one_line(capsys, places, tmp_path):
     from twofold.models.encoder import TwofoldEncoder
     from twofold.models.encoder_configuration import TwofoldEncoderConfig
 
-    checkpoint("qwen3, head dim 10", vocab_size=VOCABULARY).save_pretrained(tmp_path / "normed")
-    byte_tokenizer().save_pretrained(tmp_path / "normed")
+    small_model(sinks=True).save_pretrained(tmp_path / "sinking")
+    byte_tokenizer().save_pretrained(tmp_path / "sinking")
     checkpoint("llama").save_pretrained(tmp_path / "other")
     byte_tokenizer().save_pretrained(tmp_path / "other")
     checkpoint("llama", vocab_size=VOCABULARY).save_pretrained(tmp_path / "mute")
@@ -197,7 +198,7 @@ def test_models_that_cannot_share_are_one_line(capsys, places, tmp_path):
     )
     capsys.readouterr()
     for name, told in (
-        ("normed", "normalises queries and keys by head"),
+        ("sinking", "has sinks, which the methods do not know"),
         ("other", "and the model those below 61: give the model's own tokenizer"),
         ("mute", "tokenizer"),
         ("encoder", "is an encoder, and sharing is for decoders"),

@@ -243,7 +243,7 @@ def test_where_nothing_turns_queries_ask_alike_at_all_distances():
     model = MODELS["gpt2"]()
     maps, inputs, text = layer_of(model, next(layer_by_layer(model, ids())))
     assert text.base is None
-    still, near = importance(maps, inputs, None), importance(maps, inputs, 17.0, distances=(0,))
+    still, near = importance(maps, inputs, text), importance(maps, inputs, text._replace(base=17.0), distances=(0,))
     for one, other in zip(still, near, strict=True):
         torch.testing.assert_close(one, other)
     even = maps._replace(**{name: getattr(maps, name)[:-2] for name in ("query_RM", "key_RM")}, heads=1, kv_heads=1)

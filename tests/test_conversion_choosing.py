@@ -7,11 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from small_checkpoints import checkpoint
 from small_models import small_model
 from small_sharing import DIMS, HEADS, KV_HEADS, LAYERS, ROWS, WIDTH, seam, shared, source, windows
 from twofold.conversion.choosing import chosen, weighed
-from twofold.conversion.convert import convert_in
 from twofold.conversion.sharing_forms import Measured
 from twofold.conversion.sharing_plan import METHODS, Sharing, form_of
 from twofold.explain.sharing import Rows
@@ -101,7 +99,7 @@ def test_a_given_latent_is_foretold_at_its_own_size():
 @pytest.mark.parametrize("how", [{"layers": (1, 3)}, {"cache": 0.875}])
 def test_rotary_pairs_are_those_of_the_chosen_layers(how):
     """By hand, where only these are measured, and by what they lose."""
-    sizes, asked = sizes_of(), Sharing(parse("K=V decoupled"), rotary_dims=4, **how)
+    sizes, asked = sizes_of(), Sharing(parse("K=V decoupled"), rotary_dims=4, spaced=False, **how)
     form = form_of(asked, sizes)
     weights = torch.tensor([[9.0, 9, 0, 0], [0, 0, 1, 3], [9, 9, 0, 0], [0, 2, 1, 0], *[[9.0, 9, 0, 0]] * 3])
     known = [Measured((0.1 if n in (1, 3) else 0.2,), EMPTY) for n in range(7)]
@@ -222,7 +220,6 @@ def test_what_does_not_go_is_refused_before_anything_is_read(variant, fields, wo
 
 
 MODELS = {
-    "normalises queries and keys": lambda: convert_in(checkpoint("qwen3, head dim 10")),
     "has layers of K=V, which do not keep": lambda: small_model("K=V"),
     "has layers of QKV rank-3": lambda: small_model("rank-3"),
     "has layers of 1 × K=V, 1 × QKV": lambda: small_model(layer_variants=["K=V", "QKV"]),

@@ -7,6 +7,7 @@ from shared_layers import DIMS, HEADS, KV_HEADS, WIDTH, correlated, drawn, outpu
 from twofold.conversion.importance import importance, roots
 from twofold.conversion.latents import energy, latents, spectrum
 from twofold.conversion.layer_maps import layer_maps, lost_of
+from twofold.conversion.rotary_importance import Text
 from twofold.conversion.values_from_keys import values_from_keys
 from twofold.explain.sharing import inputs_of, plain_inputs
 
@@ -28,6 +29,11 @@ def own(maps, x_NM):
 def latent_output(tensors, x_NM):
     query_NHD = (x_NM @ tensors["q_proj.weight"].T).unflatten(1, (-1, DIMS))
     return read(query_NHD, *made_by_latent(tensors, x_NM)).flatten(1) @ tensors["o_proj.weight"].T
+
+
+def text_of(x_NM):
+    """As one window, with rotary of the base that `shared_layers` has."""
+    return Text(x_NM[None], 100.0)
 
 
 def share(missed, whole):
@@ -196,7 +202,7 @@ def weighed_error(counted, maps, made, x):
 def test_an_error_counts_by_the_scores_and_outputs_that_it_changes():
     """Against scores of all queries at all distances, and outputs of single values, up to one factor for each role."""
     maps, x, distances = small_maps(kv_heads=3), correlated(tokens=31), (0, 2, 7)
-    counted = importance(maps, inputs_of(x), 100.0, distances)
+    counted = importance(maps, inputs_of(x), text_of(x), distances)
     query_NGHD = (x @ maps.query_RM.T).unflatten(1, (3, 4, DIMS))
     output_GHMD = maps.output_MR.T.reshape(3, 4, DIMS, WIDTH).mT
     error_GD = drawn(3, DIMS, seed=31)
@@ -221,7 +227,7 @@ def test_an_error_counts_by_the_scores_and_outputs_that_it_changes():
 def test_what_counts_decides_what_is_kept(scope, groups):
     maps, x = small_maps(), correlated()
     known = inputs_of(x)
-    counted = importance(maps, known, 100.0)
+    counted = importance(maps, known, text_of(x))
     losses = spectrum(maps, known, 6, scope, groups, counted)
     for dims in (6, 18, 30):
         made, plain = latents(maps, known, dims, scope, groups, counted), latents(maps, known, dims, scope, groups)
@@ -238,12 +244,12 @@ def test_what_no_query_asks_for_is_kept_with_the_least_importance():
     silent = maps._replace(
         query_RM=maps.query_RM.unflatten(0, (HEADS, DIMS)).clone().index_fill_(1, torch.tensor([1, 3]), 0).flatten(0, 1)
     )
-    back = roots(importance(silent, inputs_of(x), 100.0))
+    back = roots(importance(silent, inputs_of(x), text_of(x)))
     torch.testing.assert_close(back.key_RR @ back.key_back_RR, torch.eye(ROWS, dtype=torch.float64))
     for given in (
         silent,
         maps._replace(query_RM=torch.zeros_like(maps.query_RM), output_MR=torch.zeros_like(maps.output_MR)),
     ):
-        made = latents(given, inputs_of(x), 2 * ROWS, counted=importance(given, inputs_of(x), 100.0))
+        made = latents(given, inputs_of(x), 2 * ROWS, counted=importance(given, inputs_of(x), text_of(x)))
         for new, was in zip(made_by_latent(made.tensors, x), own(maps, x), strict=True):
             torch.testing.assert_close(new, was)

@@ -135,6 +135,7 @@ def test_of_every_variant_the_maps_are_those_of_the_model_and_follow_from_what_i
         ("K=V decoupled", {"rotary": "partial", "rotary_dims": 4}),
         ("MLA", {"rotary": "partial", "rotary_dims": 8, "latent_dims": 24}),
         ("MLA", {"rotary": "partial", "rotary_dims": 8, "latent_dims": 7}),
+        ("MLA on_read", {"block": "paper", "rotary": "none", "latent_dims": 7, "qk_norm": True}),
         ("K=V diagonal", {"block": "paper", "rotary": "none"}),
         ("Q=K=V diagonal", {"block": "paper", "rotary": "none"}),
         ("Q=K diagonal", {"rotary": "full"}),

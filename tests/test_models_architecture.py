@@ -48,6 +48,7 @@ def test_head_dim_may_differ_from_width_over_heads():
         ({"variant": "QKV linear", "rotary": "full"}, "has no rotary"),
         ({"variant": "QKV linear", "softcap": 3.0}, "softcap cannot be combined with QKV linear, which has no softmax"),
         ({"variant": "K=V decoupled", "qk_norm": True}, "qk_norm cannot be combined with K=V decoupled"),
+        ({"variant": "MLA", "qk_norm": True}, "with MLA: the rotary part of its keys is one for .* use on_read"),
         ({"window": 4, "layer_pattern": "L"}, "window 4 is used by no layer of the pattern 'L'"),
         ({"layer_pattern": "SL"}, "give window, in tokens"),
         ({"window": 4, "layer_pattern": "SX"}, "layer_pattern 'SX' may hold S"),

@@ -99,7 +99,7 @@ def _macs_per_row(arch: Architecture) -> int:
     """H·(key + value dims) of rows as they are stored; where keys are made on read, making both is counted too."""
     if arch.is_recurrent:
         return 0
-    if arch.variant.latent and arch.variant.on_read and arch.rotated_dims:
+    if tensors.makes_keys(arch.variant, arch.rotated_dims, arch.qk_norm):
         made = arch.variant.score_heads_for(arch.heads) * arch.latent_width
         return 2 * arch.head_dim * (made + arch.heads)
     return arch.heads * (arch.row_layout.key_dim + arch.row_layout.value.width)

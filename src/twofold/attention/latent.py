@@ -6,8 +6,9 @@ value per query, instead of a key and a value per cached token and head. With ma
 values costs less. Queries come from one matrix: the paper's second, low-rank one saves activations and no cache.
 
 With fewer key/value heads than query heads, those of a group have one key and one value made for them. On read, there
-is no rotary key: all dims of W_UK,i c are turned to the position when they are made. Rotary then stands between W_UK
-and the query, so that nothing is absorbed, and keys and values of all rows are made at every step.
+is no rotary key: all dims of W_UK,i c are turned to the position when they are made, and before that normalised by head
+where the model does that. Rotary, or the norm, then stands between W_UK and the query, so that nothing is absorbed, and
+keys and values of all rows are made at every step.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from twofold.attention.rotary import Rotation, rotate
 from twofold.attention.sources import linear
 from twofold.attention.treatments import Made
 from twofold.cache.kept import KeptRows
-from twofold.variants.tensors import LayerSizes
+from twofold.variants.tensors import LayerSizes, makes_keys
 from twofold.variants.variant import Variant
 
 
 class LatentProjections(Projections):
     """`q_proj` [H·(D + r), M], `latent_proj` [c, M] with `latent_norm` or without, `k_rope_proj` [r, M], and from the
-    latent `k_up_proj` and `v_up_proj` [G·D, c]. On read there is no rotary key, and r is 0 here.
+    latent `k_up_proj` and `v_up_proj` [G·D, c]. On read there is no rotary key, and r is 0 here; queries and keys may
+    then be normalised by head, with `q_norm` and `k_norm` [D].
     """
 
     q_proj: nn.Linear
@@ -34,6 +36,8 @@ class LatentProjections(Projections):
     latent_norm: nn.RMSNorm
     k_up_proj: nn.Linear
     v_up_proj: nn.Linear
+    q_norm: nn.RMSNorm
+    k_norm: nn.RMSNorm
 
     def _add_sources(self) -> None:
         if self.fused:
@@ -45,7 +49,7 @@ class LatentProjections(Projections):
     def forward(self, x_BTM: Tensor, rotation: Rotation | None, borrows: bool = False) -> Made:
         """Queries [B, T, H, D + r], the latent as rows of one head, and the rotary key as their shared part."""
         assert not borrows
-        query_BTHD = self.q_proj(x_BTM).unflatten(-1, (self.sizes.heads, -1))
+        query_BTHD = self.queries(x_BTM)
         if rotation is not None:
             query_BTHD = turned_query(query_BTHD, rotation, self.head_dim if self.variant.rotary_apart else 0)
         return Made(query_BTHD, *self.rows_of(x_BTM, rotation))
@@ -60,6 +64,16 @@ class LatentProjections(Projections):
         latent_BTC = self.latent_proj(x_BTM)
         return self.latent_norm(latent_BTC) if self.sizes.latent_norm else latent_BTC
 
+    def queries(self, x_BTM: Tensor) -> Tensor:
+        """[B, T, H, D + r] before rotary, normalised by head where the model does that."""
+        query_BTHD = self.q_proj(x_BTM).unflatten(-1, (self.sizes.heads, -1))
+        return self.q_norm(query_BTHD) if self.sizes.qk_norm else query_BTHD
+
+    def keys(self, latent_BSC: Tensor) -> Tensor:
+        """[B, S, G, D] before rotary, normalised by head where the model does that."""
+        key_BSGD = self.k_up_proj(latent_BSC).unflatten(-1, (-1, self.head_dim))
+        return self.k_norm(key_BSGD) if self.sizes.qk_norm else key_BSGD
+
     @property
     def score_heads(self) -> int:
         """Heads that have a key and a value made for them."""
@@ -69,9 +83,9 @@ class LatentProjections(Projections):
         """Whether absorbing costs fewer multiply-accumulates than making S keys and values for every head.
 
         Per query head, halved, with the share G / H of a head to make: T·c·d + T·S·c absorbed, S·c·d·G/H + T·S·d
-        expanded. Never where rotary stands between.
+        expanded. Never where rotary or a norm stands between.
         """
-        if self.variant.on_read and self.sizes.rotary_dims:
+        if makes_keys(self.variant, self.sizes.rotary_dims, self.sizes.qk_norm):
             return False
         latent, dim = self.sizes.latent_dims, self.head_dim
         made = latent * self.score_heads / self.sizes.heads
@@ -90,7 +104,7 @@ class LatentProjections(Projections):
     def expanded(self, rows: KeptRows, row_rotation: Rotation | None = None) -> tuple[Tensor, Tensor]:
         """Keys [B, G, S, D + r] and values [B, G, S, D] of every head that has them made; on read turned here."""
         latent_BSW = rows.heads_BGSW.squeeze(1)
-        key_BSGD = self.k_up_proj(latent_BSW).unflatten(-1, (-1, self.head_dim))
+        key_BSGD = self.keys(latent_BSW)
         value_BGSD = self.v_up_proj(latent_BSW).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         if row_rotation is not None:
             key_BSGD = rotate(key_BSGD, row_rotation)

@@ -73,10 +73,11 @@ class Head:
         """[T, key dims].
 
         R_s k_s; with diagonal scales R_s (d_k ⊙ k_s), where both dims of a turned pair have one scale. Latent:
-        [W_UK,g c_s, R_s W_KR x_s], on read R_s W_UK,g c_s; decoupled: [content of head g, R_s W_KR x_s].
+        [W_UK,g c_s, R_s W_KR x_s], on read R_s W_UK,g c_s, or R_s of its norm over the head (arXiv 2302.05442);
+        decoupled: [content of head g, R_s W_KR x_s].
         """
         if self.variant.latent and not self._rotary_is_apart:
-            return self._turned(self._from_latent("k_up_proj"))
+            return self._turned(self._normed("k_norm.weight", self._from_latent("k_up_proj")))
         if self.variant.latent:
             return torch.cat([self._from_latent("k_up_proj"), self._rotary_key()], dim=1)
         if self.variant.decoupled:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from twofold.conversion.affine import inputs_with_one, map_of, with_one
-from twofold.conversion.layer_maps import LayerMaps, layer_maps
+from twofold.conversion.layer_maps import LayerMaps, Norms, layer_maps
 from twofold.conversion.rotary_importance import Text
 from twofold.evaluation.heldout import evaluation_mode
 from twofold.explain.sharing import Inputs, inputs_of
@@ -75,10 +75,16 @@ def attention_of(model: TwofoldForCausalLM, layer: int) -> Any:
 
 
 def maps_of(model: TwofoldForCausalLM, layer: int) -> LayerMaps:
-    """The matrices of a layer that has one for each role, with their biases if it has such but for the output's."""
+    """The matrices of a layer that has one for each role, with their biases if it has such but for the output's, and
+    its norms of queries and keys.
+    """
     seam = attention_of(model, layer).projections
     query, key, value = (map_of(getattr(seam, name)) for name in ("q_proj", "k_proj", "v_proj"))
-    return layer_maps(query, key, value, seam.o_proj.weight.detach(), heads=seam.sizes.heads, kv_heads=seam.kv_heads)
+    output = seam.o_proj.weight.detach()
+    maps = layer_maps(query, key, value, output, heads=seam.sizes.heads, kv_heads=seam.kv_heads)
+    if not seam.sizes.qk_norm:
+        return maps
+    return maps._replace(norms=Norms(*(norm.weight.detach().double() for norm in (seam.q_norm, seam.k_norm))))
 
 
 def layer_of(model: TwofoldForCausalLM, given: Given) -> tuple[LayerMaps, Inputs, Text]:

@@ -9,10 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from twofold.attention.projections import NORM_EPSILON
 from twofold.attention.rotary import rotate, rotation
 from twofold.conversion.layer_maps import LayerMaps, root_of
+from twofold.conversion.rotary_importance import Text
 from twofold.explain.sharing import Inputs, Rows
 
 DISTANCES = (0, 1, 2, 3, 5, 8, 13, 21, 34)
@@ -39,24 +42,29 @@ class Roots(NamedTuple):
         return Rows(self.key_RR @ maps.key_RM, self.value_RR @ maps.value_RM)
 
 
-def importance(
-    maps: LayerMaps, inputs: Inputs, rotary_base: float | None, distances: Sequence[int] = DISTANCES
-) -> Importance:
+def importance(maps: LayerMaps, inputs: Inputs, text: Text, distances: Sequence[int] = DISTANCES) -> Importance:
     """What errors of this layer's keys and values cost, with as much in all for keys as for values.
 
     - An error δ of a key changes the score of query q at distance n by q·R₋ₙ δ, where rotary R turns all D dims. Its
       square, summed over the query heads that read the head and meant over queries and `distances`, is δᵀ P δ with
-      P = Σ_h E (R_n q)(R_n q)ᵀ. The distances are near ones, where most heads look. With a base of None nothing
-      turns, and P = Σ_h E q qᵀ.
+      P = Σ_h E (R_n q)(R_n q)ᵀ. The distances are near ones, where most heads look. Where the text's base is None
+      nothing turns, and P = Σ_h E q qᵀ.
+    - Where queries and keys have norms, q is the normalised query, over the text's own inputs, and an error δ of the
+      key before its norm counts as γ ⊙ δ / √(E k·k / D), γ the norm's weights: all keys of a head as if of one length.
+      To first order a norm lets no error along the key itself through. That is left out: a latent may drop a direction
+      whole, which is no small error.
     - An error δ of a value changes the output by W_O,h δ times what it is weighed with: P = Σ_h W_O,hᵀ W_O,h.
     - A score and an output have no common unit, so that each role is scaled to E kᵀ P k = 1 over all its heads.
     """
     root_MN, by_head = root_of(inputs), (maps.kv_heads, -1, maps.head_dim)
-    query_1NHD = (maps.query_RM @ root_MN).T.unflatten(1, (maps.heads, -1))[None]
+    query_1NHD = _queries(maps, root_MN, text)
     key_GDD = query_1NHD.new_zeros(maps.kv_heads, maps.head_dim, maps.head_dim)
-    for asked_1NHD in _asked(query_1NHD, rotary_base, distances):
+    for asked_1NHD in _asked(query_1NHD, text.base, distances):
         asked_GND = asked_1NHD[0].transpose(0, 1).reshape(by_head)
         key_GDD += asked_GND.mT @ asked_GND
+    if maps.norms:
+        factor_GD = _key_factors(maps.norms.key_D, (maps.key_RM @ root_MN).unflatten(0, (maps.kv_heads, -1)))
+        key_GDD *= factor_GD[:, :, None] * factor_GD[:, None]
     written_GMD = maps.output_MR.T.reshape(maps.heads, maps.head_dim, -1).mT.reshape(by_head)
     return Importance(
         _scaled(key_GDD, maps.key_RM @ root_MN), _scaled(written_GMD.mT @ written_GMD, maps.value_RM @ root_MN)
@@ -70,6 +78,23 @@ def roots(known: Importance) -> Roots:
     """
     (key_RR, key_back), (value_RR, value_back) = (_root(one) for one in known)
     return Roots(key_RR, value_RR, key_back, value_back)
+
+
+def _queries(maps: LayerMaps, root_MN: Tensor, text: Text) -> Tensor:
+    """[1, N, H, D] before rotary, with Σ_n q qᵀ what E q qᵀ is over tokens. A norm asks for the tokens themselves."""
+    if maps.norms is None:
+        return (maps.query_RM @ root_MN).T.unflatten(1, (maps.heads, -1))[None]
+    x_NM = text.x_BTM.flatten(0, 1).double()
+    query_NHD = (x_NM @ maps.query_RM.T).unflatten(1, (maps.heads, -1))
+    normed_NHD = F.rms_norm(query_NHD, query_NHD.shape[2:], maps.norms.query_D, NORM_EPSILON)
+    root_HND = torch.linalg.qr(normed_NHD.transpose(0, 1), mode="r").R  # D for all tokens, that are turned many times
+    return root_HND.transpose(0, 1)[None] / len(x_NM) ** 0.5
+
+
+def _key_factors(weight_D: Tensor, key_GDN: Tensor) -> Tensor:
+    """[G, D]: what an error of a head's key is multiplied with by its norm, in the mean; 0 for keys that are 0."""
+    square_G1 = key_GDN.square().sum(2).mean(1, keepdim=True)
+    return torch.where(square_G1 > 0, weight_D * (square_G1 + NORM_EPSILON).rsqrt(), 0)
 
 
 def _asked(query_1NHD: Tensor, base: float | None, distances: Sequence[int]) -> Iterator[Tensor]:

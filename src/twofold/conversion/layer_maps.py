@@ -1,7 +1,8 @@
 """The maps of one attention layer as matrices, and what is lost where its keys and values are made of less.
 
 Pure functions of float64 matrices: nothing here knows of models. Keys are taken before rotary positions turn them:
-turning keeps lengths, so that what is lost of a key does not depend on where it stands.
+turning keeps lengths, so that what is lost of a key does not depend on where it stands. They are taken before a norm as
+well.
 """
 
 from __future__ import annotations
@@ -14,12 +15,20 @@ from torch import Tensor
 from twofold.explain.sharing import Inputs, Rows
 
 
+class Norms(NamedTuple):
+    """The weights that all heads' queries and keys are multiplied with once a norm has divided them by their length."""
+
+    query_D: Tensor  # noqa: N815
+    key_D: Tensor  # noqa: N815
+
+
 class LayerMaps(NamedTuple):
     """A layer's matrices in float64, heads below one another (beside one another in the output's).
 
     `query_RM` [H·D, M], `key_RM` and `value_RM` [G·D, M], `output_MR` [M, H·D]. Where queries, keys and values have
     biases, these are the last column of their matrices, and an input x is [x; 1] (`affine`): M in all names but the
-    output's is then one more than the model's width. A bias of the output is not among them.
+    output's is then one more than the model's width. A bias of the output is not among them. `norms` are those of
+    queries and keys by head, before rotary, None where there are none.
     """
 
     query_RM: Tensor  # noqa: N815
@@ -28,6 +37,7 @@ class LayerMaps(NamedTuple):
     output_MR: Tensor  # noqa: N815
     heads: int
     kv_heads: int
+    norms: Norms | None = None
 
     @property
     def head_dim(self) -> int:
@@ -53,7 +63,7 @@ class Shared(NamedTuple):
 
     `lost` is E‖[k; v] − [k'; v']‖² / E‖[k; v]‖² on the given inputs, where k' and v' are what the layer has now for
     keys and values: `lost_of`. `lost_key` and `lost_value` are the same of keys and of values alone. `rows` are the
-    maps that make those k' and v', before rotary.
+    maps that make those k' and v', before norms and rotary.
     """
 
     tensors: dict[str, Tensor]

@@ -31,6 +31,8 @@ from twofold.models.fusing import separate
 
 FITTED = 0.75
 """The share of a text's windows that outputs are fitted on; errors are measured on the others."""
+KEPT = ("q_norm.weight", "k_norm.weight")
+"""What an attention that is made anew has from the model's own."""
 Progress = Callable[[str, int, int], None]
 
 
@@ -38,7 +40,7 @@ Progress = Callable[[str, int, int], None]
 class LayerRecord:
     """What became of one layer.
 
-    `lost` is E‖[k; v] − [k'; v']‖² / E‖[k; v]‖² on the text, before rotary, and of keys and of values alone.
+    `lost` is E‖[k; v] − [k'; v']‖² / E‖[k; v]‖² on the text, before norms and rotary, and of keys and of values alone.
     `output_lost` is E‖o − o'‖² / E‖o‖² of the attention's output for its former inputs, on windows that nothing was
     fitted on, and `output_lost_unfitted` the same before the output's matrix was fitted again.
     """
@@ -159,9 +161,9 @@ def _sizes(sizes: Architecture, form: Form, latents: Sequence[int | None], pairs
 
 
 def _put(model: TwofoldForCausalLM, layer: int, shared: Shared) -> None:
-    """All of a layer's attention but a bias of its output, which it has from the model."""
+    """All of a layer's attention but norms and a bias of its output, which it has from the model."""
     seam = attention_of(model, layer).projections
-    own = {name for name, _ in seam.named_parameters() if not name.endswith(".bias")}
+    own = {name for name, _ in seam.named_parameters() if not name.endswith(".bias") and name not in KEPT}
     assert own == set(shared.tensors), (sorted(own), sorted(shared.tensors))
     for name, matrix in seam.matrices.items():
         tensor = shared.tensors[f"{name}.weight"]

@@ -93,7 +93,7 @@ def latents_form(asked: Request, sizes: Architecture) -> Form:
     """`MLA on_read`."""
 
     def make(maps: LayerMaps, inputs: Inputs, text: Text, latent: int, pairs: tuple[int, ...]) -> Shared:
-        counted = importance(maps, inputs, text.base) if asked.weighed else None
+        counted = importance(maps, inputs, text) if asked.weighed else None
         return latents(maps, inputs, latent, _scope(asked), asked.parts, counted)
 
     return _form(asked, sizes, make, lambda maps, inputs, text: _spectrum(asked, sizes, maps, inputs, text))
@@ -180,7 +180,7 @@ def _spectrum(asked: Request, sizes: Architecture, maps: LayerMaps, inputs: Inpu
     """Losses of latents of all sizes, and the maps that one near the usual size makes, if that is not next to lossless:
     what such a one costs would say nothing of others.
     """
-    counted = importance(maps, inputs, text.base) if asked.weighed else None
+    counted = importance(maps, inputs, text) if asked.weighed else None
     step, how = _step(asked, sizes), (_scope(asked), asked.parts, counted)
     losses = spectrum(maps, inputs, step, *how)
     at = asked.latent // step or max(1, min(_half(asked, sizes) // step, sum(loss >= SEEN for loss in losses) - 1))

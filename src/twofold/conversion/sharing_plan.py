@@ -72,6 +72,10 @@ _PLAIN = {
     Variant(latent=True): "MLA",
     Variant(): "GQA-g",
 }
+_UNDER_NORMS = (*(("MLA on_read", method) for method in METHODS["MLA on_read"]), ("GQA-g", "mean"))
+"""Targets and methods with a norm of queries and keys: of all others, some map would stand behind it, or some part of a
+key beside it.
+"""
 _WITHOUT_ROTARY = (("K=V on_read", "least-squares"), ("GQA-g", "mean"))
 """Targets and methods that do not ask how rotary turns. Where it turns nothing, none asks that keeps no rotary key."""
 
@@ -130,8 +134,9 @@ def _require_source(sizes: Architecture, form: tuple[str, str], variant: Variant
     advice = "sharing is for QKV, GQA-g and MQA without such, as Llama, Qwen2 and GPT-2 are"
     if sizes.is_mixed or sizes.variant != own:
         what = f"has layers of {sizes.described}, which do not keep plain keys and values of their own"
-    elif sizes.qk_norm:
-        what = "normalises queries and keys by head, which no other map of them commutes with"
+    elif sizes.qk_norm and form not in _UNDER_NORMS:
+        what = f"normalises queries and keys by head, which {variant} by {form[1]} does not go with"
+        advice = "take MLA on_read, or GQA-g or MQA by the method mean"
     elif sizes.sinks:
         what = "has sinks, which the methods do not know"
     elif sizes.learned_positions and variant.rotary_apart:

@@ -48,9 +48,9 @@ def own_roles(seam: Projections, x_BTM: Tensor, row_seam: Projections, row_x_BTM
 
 def _latent_roles(seam: LatentProjections, x_BTM: Tensor) -> Roles:
     latent_BTC, kv_heads = seam.latent(x_BTM), seam.score_heads
-    content_BTGD = seam.k_up_proj(latent_BTC).unflatten(-1, (kv_heads, -1))
+    content_BTGD = seam.keys(latent_BTC)
     return Roles(
-        seam.q_proj(x_BTM).unflatten(-1, (seam.sizes.heads, -1)),
+        seam.queries(x_BTM),
         _beside(content_BTGD, seam.k_rope_proj(x_BTM)) if seam.variant.rotary_apart else content_BTGD,
         seam.v_up_proj(latent_BTC).unflatten(-1, (kv_heads, -1)),
     )

@@ -151,9 +151,13 @@ def variant(arch: Architecture) -> None:
             "give a lower one, or drop it"
         )
     for name in ("qk_norm", "sinks", "softcap"):
-        if getattr(arch, name) and (arch.is_recurrent or (name == "qk_norm" and (chosen.latent or chosen.decoupled))):
-            why = "has no softmax" if arch.is_recurrent else "normalises what it caches already"
-            raise ValueError(f"{name} cannot be combined with {chosen}, which {why}: leave it out")
+        if getattr(arch, name) and arch.is_recurrent:
+            raise ValueError(f"{name} cannot be combined with {chosen}, which has no softmax: leave it out")
+    if arch.qk_norm and chosen.rotary_apart:
+        raise ValueError(
+            f"qk_norm cannot be combined with {chosen}: the rotary part of its keys is one for all heads, and a norm "
+            "by head goes over whole keys. Leave it out, or use on_read"
+        )
 
 
 def layers(arch: Architecture) -> None:

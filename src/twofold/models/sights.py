@@ -23,6 +23,7 @@ from twofold.attention.treatments import turned_on_read
 from twofold.kernels.decode_native import MOST_POSITIONS
 from twofold.models.architecture import Architecture, Reach
 from twofold.models.configuration import TwofoldConfig
+from twofold.variants.tensors import makes_keys
 
 WITH_MASKS = ("eager", "sdpa", "flex_attention")
 """Attention implementations that take what a layer with a window or with blocks sees as a mask."""
@@ -83,7 +84,7 @@ def decode_sights(
         _require_counted(cache, attention_mask, positions_BT)
     if config._attn_implementation != "sdpa" or sizes.sinks or any(reach.block for _, reach in sizes.kinds):
         return None
-    if any(turned and one.variant.latent for turned, (one, _) in zip(on_read, sizes.kinds, strict=True)):
+    if any(makes_keys(one.variant, one.rotated_dims, one.qk_norm) for one, _ in sizes.kinds):
         return None  # keys have yet to be made
     made = []
     for turned, (one, reach) in zip(on_read, sizes.kinds, strict=True):

@@ -79,6 +79,13 @@ def vectors(variant: Variant, sizes: LayerSizes) -> dict[str, int]:
     return made | ({"sinks": sizes.heads} if sizes.sinks else {})
 
 
+def makes_keys(variant: Variant, rotary_dims: int, qk_norm: bool) -> bool:
+    """Whether keys are made of a latent before a query meets them: what turns or normalises a key stands between the
+    two then, so that no map of the key's can move to the query.
+    """
+    return variant.latent and variant.on_read and (rotary_dims > 0 or qk_norm)
+
+
 def parameters(variant: Variant, sizes: LayerSizes) -> int:
     """Parameters of one layer's attention."""
     of_matrices = sum(matrix.numbers for matrix in matrices(variant, sizes).values())
