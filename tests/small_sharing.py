@@ -14,7 +14,7 @@ from twofold.variants.notation import parse
 LAYERS, WIDTH, HEADS, KV_HEADS, DIMS = 3, 29, 6, 3, 10
 """Numbers of no layer's parts are equal, and 2·G·D exceeds the width."""
 ROWS = KV_HEADS * DIMS
-WINDOWS, LENGTH = 7, 31
+WINDOWS, LENGTH, FEW = 7, 31, 29
 
 
 def source(**others) -> TwofoldForCausalLM:
@@ -38,6 +38,19 @@ def shared(model, variant, ids=None, **asked):
 @torch.no_grad()
 def logits(model, ids=None):
     return model(windows(3, 23, seed=5) if ids is None else ids).logits
+
+
+def ids(count=WINDOWS):
+    """Of tokens that every small model knows."""
+    return windows(count, LENGTH) % FEW
+
+
+def converted(model, variant, **asked):
+    return shared(model, variant, ids=ids(), **asked)
+
+
+def seen(model):
+    return logits(model, ids(3))
 
 
 def layer_tensors(model, layer):

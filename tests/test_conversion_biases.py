@@ -9,7 +9,7 @@ import torch
 from command_line import run
 from small_checkpoints import checkpoint
 from small_models import small_model
-from small_sharing import layer_tensors, logits, seam, shared, source, windows
+from small_sharing import WINDOWS, converted, ids, layer_tensors, logits, seam, seen, shared, source, windows
 from tiny_study import write_texts
 from twofold.conversion.affine import map_of, put_map
 from twofold.conversion.calibration import layer_by_layer, layer_of, reads_of
@@ -21,8 +21,6 @@ from twofold.conversion.share import FITTED
 from twofold.data.byte_tokens import VOCABULARY, byte_tokenizer
 from twofold.explain.sharing import Rows
 from twofold.models.decoder import TwofoldForCausalLM
-
-WINDOWS, FEW = 7, 29  # tokens that every model here knows
 
 
 def family(name, **others):
@@ -46,18 +44,6 @@ LEARNED = ("gpt2", "opt")
 
 def drawn(*shape, seed):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def ids(count=WINDOWS):
-    return windows(count, 31) % FEW
-
-
-def converted(model, variant, **asked):
-    return shared(model, variant, ids=ids(), **asked)
-
-
-def seen(model):
-    return logits(model, ids(3))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -10,7 +10,7 @@ from command_line import run
 from shared_layers import DIMS, WIDTH, correlated, drawn, small_maps, turned
 from small_checkpoints import checkpoint
 from small_models import small_model
-from small_sharing import logits, seam, shared, windows
+from small_sharing import FEW, converted, ids, logits, seam, seen, windows
 from tiny_study import write_texts
 from twofold.conversion.affine import map_of, put_map
 from twofold.conversion.convert import convert_in
@@ -22,7 +22,6 @@ from twofold.data.byte_tokens import VOCABULARY, byte_tokenizer
 from twofold.explain.sharing import Rows, inputs_of
 from twofold.models.decoder import TwofoldForCausalLM
 
-FEW = 29  # tokens that every model here knows
 NORMS = ("q_norm", "k_norm")
 
 
@@ -41,18 +40,6 @@ MODELS = {
     "biases": lambda: small_model("GQA-2", qk_norm=True, qkv_bias=True),
     "learned positions": lambda: small_model("GQA-2", "paper", "none", qk_norm=True),
 }
-
-
-def ids(count=7):
-    return windows(count, 31) % FEW
-
-
-def converted(model, variant, **asked):
-    return shared(model, variant, ids=ids(), **asked)
-
-
-def seen(model):
-    return logits(model, ids(3))
 
 
 @pytest.mark.parametrize("name", MODELS)
