@@ -2,7 +2,8 @@
 
 One call is one decode step of one layer: 16 query heads of 64 dims and one query position per sequence. Each
 contender goes through several sets of rows in turn, so that it does not find them in the processor's caches, as a
-step of a model with many layers does not. All rows, keys and values lie in memory of the kind that caches have.
+step of a model with many layers does not. Rows lie in memory as our caches take it (`kernels.pages`), keys and values of
+their own in torch's.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def contenders(case: Case) -> dict[str, Contender]:
     stored = [_rows(case) for _ in range(_sets(case.bytes))]
     shape = (case.batch, case.kv_heads, case.context, HEAD_DIM)
     count = _sets(2 * math.prod(shape) * dtype.itemsize)
-    separate = [(_random(shape, dtype), _random(shape, dtype)) for _ in range(count)]
+    separate = [(torch.randn(shape, dtype=dtype), torch.randn(shape, dtype=dtype)) for _ in range(count)]
     found = {
         "ours": _in_turn(lambda rows: kernel(case.layout, query_BHTD, *rows), stored),
         "torch SDPA, two tensors": _in_turn(lambda pair: fused(query_BHTD, *pair), separate),
@@ -132,11 +133,7 @@ def _rows(case: Case) -> tuple[Tensor, Tensor | None]:
     shape = (case.batch, case.kv_heads, case.context, case.layout.head_width)
     if case.dtype == "int8":
         return pages.empty(*shape, dtype=torch.int8).random_(-127, 128), torch.rand(shape[:3]) / 64
-    return _random(shape, DTYPES[case.dtype]), None
-
-
-def _random(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return pages.empty(*shape, dtype=dtype).normal_()
+    return pages.empty(*shape, dtype=DTYPES[case.dtype]).normal_(), None
 
 
 def _sets(size: int) -> int:
