@@ -171,7 +171,7 @@ def test_where_nothing_turns_heads_that_are_maps_of_one_merge_to_the_same_model(
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2", "opt"])
 @pytest.mark.parametrize("variant", ["K=V on_read", "MQA"])
-def test_fitting_again_never_raises_the_error_where_it_was_fitted(name, variant):
+def test_fitting_again_never_raises_the_error(name, variant):
     model, fitted = MODELS[name](), int(WINDOWS * FITTED)
     new, record = converted(model, variant)
     before, _ = converted(model, variant, refit=False)
@@ -181,7 +181,8 @@ def test_fitting_again_never_raises_the_error_where_it_was_fitted(name, variant)
             with torch.no_grad():
                 made = seam(one, given.layer).o_proj(reads_of(one, given.layer, given.x_BTM))
             errors.append((made - given.output_BTM).square().sum((1, 2)))
-        assert float(errors[1][:fitted].sum()) < float(errors[0][:fitted].sum())
+        assert float(errors[1][:fitted].sum()) <= float(errors[0][:fitted].sum())
+        assert layer.output_lost <= layer.output_lost_unfitted
         whole = float(given.output_BTM[fitted:].square().sum())
         told = layer.output_lost_unfitted, layer.output_lost
         assert told == pytest.approx(tuple(float(one[fitted:].sum()) / whole for one in errors))

@@ -162,7 +162,7 @@ REFUSED = [
     ("K=V on_read", {"method": "latent-all"}, "is made by least-squares, and not by 'latent-all'"),
     ("MLA", {"method": "latent-head"}, "GQA-3 MLA is made by latent-all"),
     ("MQA", {"method": "median"}, "low-rank or mean, and not by 'median'"),
-    ("K=V", {}, "no method makes K=V of another model; there are K=V on_read, MLA on_read"),
+    ("K=V", {}, "no method makes K=V of another model: did you mean K=V on_read.? There are K=V on_read, MLA on_read"),
     ("Q=K=V on_read", {}, "no method makes"),
     ("CLA-2", {}, "no method makes"),
     ("GQA-2", {}, "3 key/value heads merge to 1; they do not to 2"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+from transformers import ByT5Tokenizer, GPT2Config, PreTrainedTokenizerFast
 
 from tiny_study import documents, tiny_model
 from twofold.data import trained_tokenizer
@@ -165,6 +165,13 @@ def test_what_is_no_tokenizer(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=r"^No tokenizer .* Give bytes, bpe-4096") as error:
             vocabulary(name)
         assert "\n" not in str(error.value)
+
+
+def test_a_model_s_folder_without_a_tokenizer_has_none(tmp_path):
+    """Of its type alone, transformers would make one that knows no word."""
+    GPT2Config().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"No tokenizer .*: none of tokenizer\.json, .* lies there\. Give bytes"):
+        vocabulary(str(tmp_path))
 
 
 def test_text_that_is_none_is_for_bytes_alone(trained):

@@ -97,6 +97,14 @@ def test_tables_have_a_cell_for_each_heading():
     assert trainings_grid(synthetic_healing()).rows[1][-1].startswith("11.473")  # exp(2.44), not the last
 
 
+def test_a_healing_that_made_it_worse_says_so():
+    record = synthetic_healing()
+    worse = record.model_copy(update={"healed": record.converted, "converted": record.healed})
+    for one, told in ((record, False), (worse, True)):
+        summary = heal_tables(one)[-1]
+        assert ("worse than converted" in list(summary.columns[0].cells)) is told
+
+
 def test_it_is_written_whole(tmp_path):
     path = write_heal_page(synthetic_healing(), tmp_path)
     assert [each.name for each in tmp_path.iterdir()] == [path.name]

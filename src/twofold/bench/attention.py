@@ -2,8 +2,8 @@
 
 One call is one decode step of one layer: 16 query heads of 64 dims and one query position per sequence. Each
 contender goes through several sets of rows in turn, so that it does not find them in the processor's caches, as a
-step of a model with many layers does not. Rows lie in memory as our caches take it (`kernels.pages`), keys and values of
-their own in torch's.
+step of a model with many layers does not. Rows lie in memory as our caches take it (`kernels.pages`), keys and values
+of their own in torch's.
 """
 
 from __future__ import annotations

@@ -92,11 +92,11 @@ def convert(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Convert a checkpoint into Twofold's decoder (QKV with the model's heads), or a Twofold model back with --to.
+    """Make a checkpoint cache less (--to VARIANT), or take it into Twofold's decoder and back without a change.
 
-    No number changes then; what the other side cannot hold is refused. With a variant for --to, the model is made to
-    share keys and values, fitted to --text without training; `twofold heal` trains what it lost. The tokenizer goes
-    along where there is one.
+    With a variant for --to, the model is made to share keys and values, fitted to --text without training; `twofold
+    heal` trains what it lost. Without --to it becomes QKV with its heads, and with a family a Twofold model goes back:
+    no number changes then, and what the other side cannot hold is refused. The tokenizer goes along where there is one.
     """
     options = Options(
         text=tuple(text or ()),

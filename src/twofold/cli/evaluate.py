@@ -36,7 +36,7 @@ TOLERATED = 0.5
 
 
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="A folder that `train` or `study run` wrote.")],
+    model: Annotated[Path, typer.Argument(help="A folder that `train`, `study run`, `convert` or `heal` wrote.")],
     data: Annotated[
         str | None,
         typer.Option(

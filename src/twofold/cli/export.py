@@ -23,7 +23,8 @@ EXAMPLES = """[bold]Examples[/bold]
 def export(
     context: typer.Context,
     model: Annotated[
-        Path | None, typer.Argument(help="A folder that `train` or `study run` wrote.", show_default=False)
+        Path | None,
+        typer.Argument(help="A folder that `train`, `study run`, `convert` or `heal` wrote.", show_default=False),
     ] = None,
     form: Annotated[
         str | None,

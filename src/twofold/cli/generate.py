@@ -19,7 +19,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
 
 def generate(
-    model: Annotated[Path, typer.Argument(help="A folder that `train` or `study run` wrote.")],
+    model: Annotated[Path, typer.Argument(help="A folder that `train`, `study run`, `convert` or `heal` wrote.")],
     prompt: Annotated[str, typer.Argument(help='Text to continue, "" for a new document; - reads standard input.')],
     tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token each time.")] = 0.8,

@@ -47,6 +47,8 @@ def _summary(record: HealRecord) -> Table:
     for of in ("control", "teacher"):
         if (ratio := record.ratios.get(f"perplexity_healed_to_{of}")) is not None:
             shown.add_row(f"perplexity, healed to {of}", f"{ratio:.4f}")
+    if record.healed.validation.perplexity > record.converted.validation.perplexity:
+        shown.add_row("worse than converted", "learning lost more than it healed: take more --tokens, or a lower --lr")
     rank = record.settings["lora"]
     shown.add_row("weights that learn", f"adapters of rank {rank}" if rank else str(record.settings["train"]))
     shown.add_row("text", f"{text.tokens:,} tokens, {text.passes:.2f} passes")

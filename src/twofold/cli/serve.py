@@ -37,7 +37,7 @@ class EndedError(Exception):
 
 
 def serve(
-    model: Annotated[Path, typer.Argument(help="A folder that `train` or `study run` wrote.")],
+    model: Annotated[Path, typer.Argument(help="A folder that `train`, `study run`, `convert` or `heal` wrote.")],
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")] = 8000,
 ) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twofold.conversion.affine import put_map
+from twofold.conversion.affine import map_of, put_map
 from twofold.conversion.calibration import Given, attention_of, layer_by_layer, layer_of, reads_of
 from twofold.conversion.choosing import Choice, by_hand, chosen, require_choice, weighed
 from twofold.conversion.layer_maps import Shared
@@ -176,6 +176,7 @@ def _fit(model: TwofoldForCausalLM, given: Given, *, refit: bool) -> tuple[float
     """Fit the output's matrix; what is lost of the output before and after, on windows that were not fitted on.
 
     What the heads read does not depend on that matrix: it is made once. A bias of the output is fitted along with it.
+    A fit that loses more on those windows is not kept: there was too little text for it.
     """
     output: torch.nn.Linear = attention_of(model, given.layer).projections.o_proj
     reads = reads_of(model, given.layer, given.x_BTM)
@@ -184,9 +185,12 @@ def _fit(model: TwofoldForCausalLM, given: Given, *, refit: bool) -> tuple[float
     unfitted = _output_lost(output, *held)
     if not refit:
         return unfitted, unfitted
-    fit = refit_output if output.bias is None else refit_affine
+    fit, before = (refit_output if output.bias is None else refit_affine), map_of(output).clone()
     put_map(output, fit(reads[:count].flatten(0, 1), given.output_BTM[:count].flatten(0, 1), output.weight))
-    return unfitted, _output_lost(output, *held)
+    if (fitted := _output_lost(output, *held)) <= unfitted:
+        return unfitted, fitted
+    put_map(output, before)
+    return unfitted, unfitted
 
 
 def _output_lost(output: torch.nn.Linear, read_NR: Tensor, output_NM: Tensor) -> float:

@@ -112,7 +112,12 @@ def _with_heads(variant: Variant, sizes: Architecture) -> Variant:
 def _target(variant: Variant) -> str:
     target = _PLAIN.get(replace(variant, kv_heads=None))
     if target is None:
-        raise ValueError(f"no method makes {variant} of another model; there are {', '.join(METHODS)}")
+        near = "K=V on_read" if variant.sharing is Roles.KEY_VALUE and not variant.latent else ""
+        raise ValueError(
+            f"no method makes {variant} of another model"
+            + (f": did you mean {near}?" if near else "")
+            + f" There are {', '.join(METHODS)} and MQA"
+        )
     return target
 
 

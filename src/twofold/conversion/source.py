@@ -12,14 +12,13 @@ from transformers.utils import cached_file
 
 from twofold.conversion.families import FAMILIES
 from twofold.conversion.names import SHOWN
+from twofold.data.pretrained_tokenizer import TOKENIZER_FILES
 from twofold.explain.load import Opened, open_model
 from twofold.models.load import CONFIG_FILE
 from twofold.models.new_folder import new_folder
 
 _BUFFERS = (r"rotary_emb\.inv_freq$", r"\.attn\.(bias|masked_bias)$", r"self_attn\.(bias|masked_bias)$")
 """Constants that older versions of transformers wrote beside the weights."""
-_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-"""One of these lies in a folder that has a tokenizer."""
 
 
 def open_source(name: str) -> Opened:
@@ -60,8 +59,7 @@ def source_tokenizer(opened: Opened) -> PreTrainedTokenizerBase | None:
     """The tokenizer that lies with a model; None where there is none. ValueError where a folder's is damaged."""
     place = Path(opened.source)
     if place.is_dir():
-        # Of a folder without one, transformers would make an empty tokenizer by the model's type.
-        there = any((place / file).is_file() for file in _TOKENIZERS)
+        there = any((place / file).is_file() for file in TOKENIZER_FILES)
         return opened.tokenizer().for_transformers() if there else None
     try:
         return opened.tokenizer().for_transformers()

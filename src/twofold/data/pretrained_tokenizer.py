@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+"""One of these lies in a folder that has a tokenizer."""
 ADVICE = (
     "Give bytes, bpe-4096 (or another size), the folder of a saved tokenizer, or a name on the Hugging Face hub; "
     "without a network, save it where there is one (AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)) and "
@@ -90,6 +92,10 @@ def read_pretrained(name: str, advice: str = ADVICE) -> PretrainedTokenizer:
     """
     from transformers import AutoTokenizer
 
+    place = Path(name)
+    if place.is_dir() and not any((place / file).is_file() for file in TOKENIZER_FILES):
+        # Of a folder without one, transformers would make an empty tokenizer by the model's type.
+        raise ValueError(f"No tokenizer {name!r}: none of {', '.join(TOKENIZER_FILES)} lies there. {advice}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, split_special_tokens=True, trust_remote_code=False)
     except Exception as error:  # damaged files raise errors of any kind, in `tokenizers` a bare Exception

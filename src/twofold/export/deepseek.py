@@ -37,13 +37,15 @@ LATENT = "kv_a_proj_with_mqa"
 """DeepSeek's matrix for the latent and the rotary key."""
 
 
-def deepseek(model: TwofoldForCausalLM, pad: Padding | None = None, untied: bool = False) -> Target:
-    """The model as `DeepseekV3ForCausalLM`; `pad` fills its rows up, and unties it for vLLM.
+def deepseek(
+    model: TwofoldForCausalLM, pad: Padding | None = None, untied: bool = False, called: str = "deepseek"
+) -> Target:
+    """The model as `DeepseekV3ForCausalLM`; `pad` fills its rows up, and unties it for vLLM. Errors say `called`.
 
     Raises ValueError with the reasons where DeepSeek-V3 cannot compute the same, or where `pad` is too small.
     """
     sizes, untied = model.config.architecture, untied or pad is not None
-    require_none(reasons(sizes, pad), sizes, "deepseek")
+    require_none(reasons(sizes, pad), sizes, called)
     _require_small_numbers(model)
     sizes = sizes.at(0)
     own = Padding(sizes.row_layout.head_width * sizes.kv_heads, sizes.rotated_dims)
@@ -76,7 +78,7 @@ def reasons(sizes: Architecture, pad: Padding | None = None) -> Iterator[str]:
     elif sizes.variant.latent:
         yield (
             "its keys are turned when they are made of the latent (on_read), and DeepSeek-V3's have a rotary key "
-            "beside dims that are never turned: use MLA with a rotary key"
+            "beside dims that are never turned: use MLA with a rotary key (of an ordinary model: convert --to MLA)"
         )
     elif sizes.variant.sharing.value_is_key:
         instead = "use K=V decoupled, which caches as little"

@@ -43,7 +43,7 @@ def gguf(model: TwofoldForCausalLM, untied: bool = False) -> Target:
     """
     if _is_llama(model.config.architecture):
         return llama(model, untied)
-    target = deepseek(model, untied=untied)
+    target = deepseek(model, untied=untied, called="gguf")
     grown = (target.config.rms_norm_eps / NORM_EPSILON) ** 0.5
     tensors = dict(target.tensors)
     for name in tensors:
