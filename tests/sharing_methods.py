@@ -26,7 +26,7 @@ from twofold.variants.notation import parse
 CONTEXT = 1024
 PLAIN = {"weighed": False, "refit": False}
 WAYS = {
-    "values from keys": ("K=V on_read", PLAIN),
+    "values from keys": ("K=V on_read", {"refit": False}),
     "values from keys, refitted": ("K=V on_read", {}),
     "latent per head, plain": ("MLA on_read", {"method": "latent-head", **PLAIN}),
     "latent per head": ("MLA on_read", {"method": "latent-head"}),

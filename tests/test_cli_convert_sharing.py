@@ -118,6 +118,19 @@ def test_options_that_say_something_are_named():
     assert told.given == ["--text", "--cache", "--rotary-dims", "--no-refit", "--plain"]
 
 
+def test_a_perplexity_that_is_no_number_is_told_before_anything_is_fitted(capsys, places, tmp_path):
+    sharp = checkpoint("llama", vocab_size=VOCABULARY)
+    with torch.no_grad():
+        sharp.get_output_embeddings().weight.mul_(1e6)
+    sharp.save_pretrained(tmp_path / "sharp")
+    byte_tokenizer().save_pretrained(tmp_path / "sharp")
+    given = ("--text", str(places / "texts"), *FIT, "--test", str(places / "others"), "--out", str(tmp_path / "out"))
+    done = run(capsys, "convert", str(tmp_path / "sharp"), "--to", "MLA on_read", *given)
+    assert (done.code, (tmp_path / "out").exists()) == (2, False)
+    assert "sharp has no finite perplexity on" in done.err
+    assert "fitting" not in done.err
+
+
 def refused(places, out):
     """Arguments that are wrong, and what is told."""
     model, texts = str(places / "llama"), str(places / "texts")

@@ -76,7 +76,8 @@ def convert(
     ] = True,
     refit: Annotated[bool, typer.Option("--refit/--no-refit", help="Fit the output's matrices again.")] = True,
     weighed: Annotated[
-        bool, typer.Option("--weighed/--plain", help="Count a latent's errors by what they change, or all alike.")
+        bool,
+        typer.Option("--weighed/--plain", help="Errors of MLA on_read's latent count by what they change, or alike."),
     ] = True,
     tokens: Annotated[str, typer.Option(help="Tokens of the text to fit to.")] = "16384",
     context: Annotated[int, typer.Option(help="Tokens of a window of text.", min=8)] = 1024,

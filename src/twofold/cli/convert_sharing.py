@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from twofold.cli.convert_record import ConversionRecord
     from twofold.conversion.sharing_plan import Sharing
     from twofold.data.corpus import Corpus
+    from twofold.data.tokenizer import Tokenizer
+    from twofold.evaluation.heldout import Evaluation
     from twofold.explain.load import Opened
     from twofold.models.decoder import TwofoldForCausalLM
 
@@ -105,8 +108,10 @@ def convert_sharing(opened: Opened, asked: Sharing, out: Path, options: Options,
         fitted = read_windows(options.text, tokenizer, tokens, context, stages)
         if test is not None:
             fitted.require_apart(test)
+    before = _scored(model, opened.name, test, tokenizer, context)
     with reading("measuring", of="the model's layers") as stages:
         made, record = share(model, asked, fitted.ids_BT, stages)
+    after = _scored(made, "the new model", test, tokenizer, context)
     windows = list(fitted.ids_BT.shape)
     found = ConversionRecord.model_validate(
         {
@@ -114,7 +119,7 @@ def convert_sharing(opened: Opened, asked: Sharing, out: Path, options: Options,
             "command": command,
             **record.as_dict(),
             "text": {"sources": fitted.sources, "sha256": fitted.sha256, "windows": windows},
-            "perplexity": None if test is None else _perplexities((model, made), test, opened, context),
+            "perplexity": _perplexities(test, before, after),
             "environment": environment(),
         }
     )
@@ -133,15 +138,25 @@ def _decoder(opened: Opened) -> TwofoldForCausalLM:
     return opened.model
 
 
-def _perplexities(models: tuple[Any, Any], test: Corpus, opened: Opened, context: int) -> dict[str, Any]:
+def _scored(
+    model: TwofoldForCausalLM, name: str, test: Corpus | None, tokenizer: Tokenizer, context: int
+) -> Evaluation | None:
+    """What the model says of the test text, if there is one. ValueError where that is no number."""
     from twofold.cli.progress import evaluating
     from twofold.evaluation.heldout import evaluate
 
-    found = []
-    for model in models:
-        with evaluating() as progress:
-            found.append(evaluate(model, test.documents, context, BATCH, progress, opened.tokenizer()))
-    before, after = found
+    if test is None:
+        return None
+    with evaluating() as progress:
+        scored = evaluate(model, test.documents, context, BATCH, progress, tokenizer)
+    if not math.isfinite(scored.perplexity):
+        raise ValueError(f"{name} has no finite perplexity on {test.name}: give its kind of text, or leave --test out")
+    return scored
+
+
+def _perplexities(test: Corpus | None, before: Evaluation | None, after: Evaluation | None) -> dict[str, Any] | None:
+    if test is None or before is None or after is None:
+        return None
     return {
         "source": test.name,
         "sha256": test.sha256,

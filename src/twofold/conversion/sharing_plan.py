@@ -126,7 +126,8 @@ def _require_said(asked: Sharing, variant: Variant, method: str) -> None:
     for name, given, goes in (
         ("latent", asked.latent, variant.latent),
         ("rotary_dims", asked.rotary_dims, variant.rotary_apart),
-        ("spaced", not asked.spaced, variant.rotary_apart),
+        ("any-pairs (spaced false)", not asked.spaced, variant.rotary_apart),
+        ("plain (weighed false)", not asked.weighed, variant.latent and not variant.rotary_apart),
         ("groups", asked.groups - 1, method == "latent-group"),
     ):
         if given and not goes:
