@@ -53,6 +53,17 @@ def seen(model):
     return logits(model, ids(3))
 
 
+@torch.no_grad()
+def stepped(model, ids):
+    """Logits of 19 tokens that come in parts of several sizes, and the cache that kept them."""
+    parts, cache = [], None
+    for part in ids.split([5, 1, 1, 7, 1, 1, 3], dim=1):
+        output = model(part, cache=cache, use_cache=True)
+        parts.append(output.logits)
+        cache = output.cache
+    return torch.cat(parts, 1), cache
+
+
 def layer_tensors(model, layer):
     return dict(model.model.layers[layer].state_dict())
 

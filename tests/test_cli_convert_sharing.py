@@ -12,6 +12,7 @@ from tiny_study import write_texts
 from twofold.cli.convert_sharing import Options
 from twofold.data.byte_tokens import VOCABULARY, byte_tokenizer
 from twofold.models.load import load_model
+from twofold.variants.notation import parse
 
 FIT = ("--tokens", "700", "--context", "53")
 
@@ -114,8 +115,9 @@ def test_progress_goes_to_standard_error_alone(capsys, places, tmp_path, monkeyp
 
 def test_options_that_say_something_are_named():
     assert Options().given == []
-    told = Options(text=("a",), refit=False, weighed=False, rotary_dims=4, cache=0.0)
-    assert told.given == ["--text", "--cache", "--rotary-dims", "--no-refit", "--plain"]
+    told = Options(text=("a",), refit=False, weighed=False, spaced=False, rotary_dims=4, cache=0.0)
+    assert told.given == ["--text", "--cache", "--rotary-dims", "--any-pairs", "--no-refit", "--plain"]
+    assert told.sharing(parse("MLA")).spaced is False
 
 
 def test_a_perplexity_that_is_no_number_is_told_before_anything_is_fitted(capsys, places, tmp_path):

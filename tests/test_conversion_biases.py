@@ -9,7 +9,19 @@ import torch
 from command_line import run
 from small_checkpoints import checkpoint
 from small_models import small_model
-from small_sharing import WINDOWS, converted, ids, layer_tensors, logits, seam, seen, shared, source, windows
+from small_sharing import (
+    WINDOWS,
+    converted,
+    ids,
+    layer_tensors,
+    logits,
+    seam,
+    seen,
+    shared,
+    source,
+    stepped,
+    windows,
+)
 from tiny_study import write_texts
 from twofold.conversion.affine import map_of, put_map
 from twofold.conversion.calibration import layer_by_layer, layer_of, reads_of
@@ -256,13 +268,8 @@ def test_the_command_makes_a_model_like_any_other(capsys, tmp_path, name, to):
     record = json.loads((tmp_path / "out" / "conversion.json").read_text())
     model = TwofoldForCausalLM.from_pretrained(tmp_path / "out").eval()
     assert 0.4 < record["cache_share"] <= 0.75
-    given, parts, cache = windows(2, 19), [], None
-    whole = logits(model, given)
-    for part in given.split([5, 1, 1, 7, 1, 1, 3], dim=1):
-        with torch.no_grad():
-            output = model(part, cache=cache, use_cache=True)
-        parts.append(output.logits)
-        cache = output.cache
-    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-4, rtol=1e-4)
+    given = windows(2, 19)
+    made, cache = stepped(model, given)
+    torch.testing.assert_close(made, logits(model, given), atol=1e-4, rtol=1e-4)
     assert cache.bytes_used == record["cache_numbers"] * 2 * 19 * model.dtype.itemsize
     assert run(capsys, "generate", str(tmp_path / "out"), "ab", "--tokens", "3").code == 0

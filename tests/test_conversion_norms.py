@@ -10,7 +10,7 @@ from command_line import run
 from shared_layers import DIMS, WIDTH, correlated, drawn, small_maps, turned
 from small_checkpoints import checkpoint
 from small_models import small_model
-from small_sharing import FEW, converted, ids, logits, seam, seen, windows
+from small_sharing import FEW, converted, ids, logits, seam, seen, stepped, windows
 from tiny_study import write_texts
 from twofold.conversion.affine import map_of, put_map
 from twofold.conversion.convert import convert_in
@@ -71,14 +71,9 @@ def test_steps_equal_the_full_pass_and_keep_the_bytes_of_the_record(name, varian
     """In float32 and with 8 dims, where steps go to a kernel that takes scores on rows, were they not refused it."""
     new, record = converted(MODELS[name](), variant, **asked)
     assert record.cache_share <= 0.75
-    new, given, parts, cache = new.float(), windows(2, 19) % FEW, [], None
-    whole = logits(new, given)
-    for part in given.split([5, 1, 1, 7, 1, 1, 3], dim=1):
-        with torch.no_grad():
-            output = new(part, cache=cache, use_cache=True)
-        parts.append(output.logits)
-        cache = output.cache
-    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-4, rtol=1e-4)
+    new, given = new.float(), windows(2, 19) % FEW
+    made, cache = stepped(new, given)
+    torch.testing.assert_close(made, logits(new, given), atol=1e-4, rtol=1e-4)
     if not new.config.architecture.window:  # beyond which rows go
         assert cache.bytes_used == record.cache_numbers * 2 * 19 * new.dtype.itemsize
 

@@ -21,6 +21,7 @@ from small_sharing import (
     seam,
     shared,
     source,
+    stepped,
     windows,
 )
 from twofold.conversion.calibration import layer_by_layer, reads_of
@@ -162,13 +163,7 @@ def test_a_fused_model_is_read_and_stays_fused(model, made):
 def test_decoding_gives_what_a_full_pass_gives(made, name):
     new = made[name][0]
     ids = windows(2, 19, seed=8)
-    whole, parts, cache = logits(new, ids), [], None
-    for part in ids.split([5, 1, 1, 7, 1, 1, 3], dim=1):
-        with torch.no_grad():
-            output = new(part, cache=cache, use_cache=True)
-        parts.append(output.logits)
-        cache = output.cache
-    torch.testing.assert_close(torch.cat(parts, 1), whole)
+    torch.testing.assert_close(stepped(new, ids)[0], logits(new, ids))
     ids = ids[:, :4]
     found = new.generate(ids, max_new_tokens=9, do_sample=False, pad_token_id=0)
     for _ in range(9):

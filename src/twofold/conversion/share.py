@@ -42,7 +42,8 @@ class LayerRecord:
 
     `lost` is E‖[k; v] − [k'; v']‖² / E‖[k; v]‖² on the text, before norms and rotary, and of keys and of values alone.
     `output_lost` is E‖o − o'‖² / E‖o‖² of the attention's output for its former inputs, on windows that nothing was
-    fitted on, and `output_lost_unfitted` the same before the output's matrix was fitted again.
+    fitted on, and `output_lost_unfitted` the same before the output's matrix was fitted again. They also decide whether
+    that fit is kept: `output_lost` is never the larger.
     """
 
     layer: int
